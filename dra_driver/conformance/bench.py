@@ -34,21 +34,21 @@ from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.unix_grpc import CallError
 
 SLOW_CALL_S = 5.0
-"""Seconds that a call may take after another one has run into the kubelet's deadline."""
+"""Seconds for a call after another call has reached the kubelet's deadline."""
 UNANSWERED = ("DEADLINE_EXCEEDED", "UNAVAILABLE", "RESOURCE_EXHAUSTED")
-"""Codes of calls that got no answer of the driver, or one that is too large."""
+"""Codes of calls without an answer of the driver, or with one that is too large."""
 GRACE_S = 10.0
 """Seconds for cleaning up after a check, beyond its own time."""
 
 
 class Control(Protocol):
-    """Ends the driver without warning, as SIGKILL does, and starts it again. Raises UnableError."""
+    """Kill the driver, as SIGKILL does, and start it again. Raises UnableError."""
 
     def restart(self) -> None: ...
 
 
 class Faults(Protocol):
-    """Breaks a device so that the driver has to report it as Unhealthy, and repairs it. Both raise UnableError."""
+    """Break a device so that the driver must report it as Unhealthy, and repair it. Both raise UnableError."""
 
     def inject(self, pool: str, device: str) -> None: ...
 
@@ -56,10 +56,10 @@ class Faults(Protocol):
 
 
 class TestedDriver(Struct, frozen=True, kw_only=True):
-    """Places of the driver, and the ways to restart it and to break its devices.
+    """Paths of the driver, and the ways to restart it and to break its devices.
 
-    ``uses_cdi`` is False for a driver that hands devices over in another way, such as NRI. ``has_disks``: block devices
-    are what the driver is for.
+    ``uses_cdi`` is False for a driver that passes devices to containers in another way, such as NRI. ``has_disks``:
+    the driver manages block devices.
     """
 
     driver: str
@@ -84,7 +84,7 @@ class Bench:
         self._plugin: Plugin | None = None
         self._claims: list[CheckClaim] = []
         self._deadline = 0.0
-        # After a first timeout the suite waits only briefly, or a dead driver would take hours.
+        # After a first timeout the suite waits only briefly; otherwise a dead driver would take hours.
         self._silent = self._unpublished = self._slow = False
 
     # One check.
@@ -176,7 +176,7 @@ class Bench:
         return self._plugin
 
     def reconnect(self) -> None:
-        """Drop the connection, as a kubelet does that restarts. The next `plugin` registers again."""
+        """Drop the connection, as a restarting kubelet does. The next `plugin` registers again."""
         if self._plugin is not None:
             self._plugin.close()
             self._plugin = None
@@ -184,7 +184,7 @@ class Bench:
     def restart(self) -> None:
         """End the driver without warning and start it again, then wait for its registration."""
         if self.subject.control is None:
-            raise UnableError("the suite may not restart the driver")
+            raise UnableError("the suite has no permission to restart the driver")
         before = dict(sockets(self.subject.registrar_dir))
         self.subject.control.restart()
         self.reconnect()
@@ -237,14 +237,14 @@ class Bench:
         return found
 
     def prepared(self, claim: CheckClaim) -> tuple[AnsweredDevice, ...]:
-        """The devices of a claim that has to be prepared. Raises ViolationError."""
+        """The devices of a claim that must be prepared. Raises ViolationError."""
         answer = self.answers([claim.key])[claim.key.uid]
         if answer.error:
             raise ViolationError(f"claim {claim.key} was not prepared: {answer.error}")
         return answer.sorted()
 
     def refusal(self, claim: ClaimKey, *, waits: bool = False) -> str:
-        """Return why the driver does not prepare a claim; "" if it does. With ``waits``, a timeout is a refusal."""
+        """Return why the driver refuses a claim; "" if it prepares it. With ``waits``, a timeout is a refusal."""
         try:
             found = self.plugin().prepare([claim], min(self._call_s(), self.limits.in_use_s if waits else math.inf))
         except CallError as error:
@@ -282,7 +282,7 @@ class Bench:
             )
 
     def unprepared(self, *claims: ClaimKey) -> None:
-        """NodeUnprepareResources, which has to succeed. Raises ViolationError."""
+        """NodeUnprepareResources, which must succeed. Raises ViolationError."""
         try:
             found = self.plugin().unprepare(claims, self._call_s())
         except CallError as error:
@@ -299,7 +299,7 @@ class Bench:
         self._slow = self._slow or error.code == "DEADLINE_EXCEEDED"
         return ViolationError(str(error))
 
-    # What the driver publishes and writes.
+    # Published slices and written files.
 
     def slices(self) -> list[JsonObject]:
         """The driver's slices of this node, complete. Raises UnableError."""

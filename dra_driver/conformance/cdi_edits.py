@@ -1,7 +1,7 @@
-"""CDI files as a container runtime reads them, and what their edits name on this host.
+"""Read CDI files as a container runtime does, and compare their edits with this host.
 
 Sources: SPEC.md, specs-go/version.go and pkg/cdi/container-edits*.go of cncf-tags/container-device-interface. A runtime
-refuses a file of wrong form as a whole. It reads the host's node only where type and major are absent, so a wrong node
+refuses a malformed file as a whole. It reads the host's node only if type and major are absent, so a wrong node
 starts a container without its device.
 """
 
@@ -105,7 +105,7 @@ class MergedEdits(Struct, frozen=True):
         return tuple(dict.fromkeys(node for part in self.parts for node in part.device_nodes or ()))
 
     def _apart_from_nodes(self, uid: str) -> tuple[set[str], set[str]]:
-        """The variables, and the other edits without device nodes; both without the UID of the claim."""
+        """The variables, and all edits except variables and device nodes; both without the UID of the claim."""
         env = {each for part in self.parts for each in part.env or ()}
         rest = {repr(replace(part, env=None, device_nodes=None)) for part in self.parts}
         forms = (uid, uid.replace("-", "_"), uid.replace("-", ""))
@@ -119,9 +119,9 @@ def _without(text: str, forms: Iterable[str]) -> str:
 
 
 def sameness(sides: Sequence[tuple[str, MergedEdits]]) -> str:
-    """Why two claims, by UID, are not kept apart by their edits; "" if they are.
+    """The reason for which edits do not separate two claims, by UID; "" if they do.
 
-    A variable keeps processes apart only in a driver without device nodes.
+    A variable separates processes only in a driver without device nodes.
     """
     (uid, one), (other_uid, other) = sides
     paths, other_paths = ({node.source for node in each.nodes} for each in (one, other))
@@ -135,7 +135,7 @@ def sameness(sides: Sequence[tuple[str, MergedEdits]]) -> str:
 
 
 class Host(Struct, frozen=True, kw_only=True):
-    """The host on which containers run. ``roots`` are directories below which its paths are, in the order of search."""
+    """The host of the containers. ``roots`` are directories that contain its paths, in the order of search."""
 
     roots: tuple[Path, ...] = (Path("/"),)
 
@@ -143,9 +143,9 @@ class Host(Struct, frozen=True, kw_only=True):
         return (problem for node in edits.nodes if (problem := self._node_problem(node)))
 
     def hook_problems(self, edits: MergedEdits) -> Iterator[str]:
-        """Problems of hooks, and of mounts, whose sources have to exist."""
+        """Problems of hooks and of mounts, whose sources must exist."""
         for hook in (hook for part in edits.parts for hook in part.hooks or ()):
-            # The runtime starts a startContainer hook in the container, so its file is in the image (runtime-spec).
+            # The runtime runs a startContainer hook in the container, so its file is in the image (runtime-spec).
             if hook.hook_name != "startContainer" and not _is_program(found := self._find(hook.path, os.stat)):
                 what = "does not exist" if found is None else "is not an executable file"
                 yield f"hook {hook.hook_name}: path {quoted(hook.path)} {what} on this host"
@@ -154,7 +154,7 @@ class Host(Struct, frozen=True, kw_only=True):
                 yield f"mount: hostPath {quoted(mount.host_path)} does not exist on this host"
 
     def dangers(self, edits: MergedEdits) -> Iterator[tuple[str, str]]:
-        """Device nodes that open the host, with the reason: memory, and block devices."""
+        """Device nodes that give access to the host, with the reason: memory, and block devices."""
         for node in edits.nodes:
             kind, numbers = self._identity(node, self._find(node.source, os.lstat))
             if kind == "b":
@@ -184,7 +184,7 @@ class Host(Struct, frozen=True, kw_only=True):
 
     @staticmethod
     def _identity(node: AnsweredNode, found: os.stat_result | None) -> tuple[str, tuple[int, int]]:
-        """Type and numbers as the runtime gives them to the container."""
+        """Type and numbers of the node in the container."""
         kind = (node.type or "").replace("u", "c")
         if kind and (node.major or kind == "p"):
             return kind, (node.major or 0, node.minor or 0)

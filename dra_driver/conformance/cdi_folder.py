@@ -1,7 +1,7 @@
 """Resolve CDI device ids as a container runtime does (cncf-tags/container-device-interface SPEC.md, pkg/cdi).
 
 Later directories win; a name in two files of one directory does not resolve. Does not use `dra_driver.hardware.cdi`,
-which writes such files: a shared mistake would hide itself.
+which writes such files: it would not find a mistake that both share.
 """
 
 import json
@@ -29,7 +29,7 @@ _Devices = dict[str, tuple[AnsweredEdits, ...]]
 
 
 class CdiFile(Struct, frozen=True, kw_only=True):
-    """One file: the edits of the devices that it defines, or why it cannot be used."""
+    """One file: the edits of the devices that it defines, or the reason for which it is unusable."""
 
     path: Path
     devices: _Devices = {}
@@ -59,7 +59,7 @@ def unresolved(folders: Sequence[Path], names: Sequence[str]) -> list[str]:
     known, conflicts, broken = _index(folders)
     hint = f" ({'; '.join(f'{one.path}: {one.problem}' for one in broken[:3])})" if broken else ""
     return [
-        f"{name}: {len(conflicts[name])} files of one folder define it"
+        f"{name}: {len(conflicts[name])} files of one directory define it"
         if name in conflicts
         else f"{name}: no file defines it{hint}"
         for name in dict.fromkeys(names)
@@ -72,7 +72,7 @@ def resolved(folders: Sequence[Path]) -> set[str]:
 
 
 def edits(folders: Sequence[Path], names: Sequence[str]) -> MergedEdits:
-    """The edits of these device ids together; ids that do not resolve have none."""
+    """The merged edits of these device ids; unresolved ids have none."""
     known = _index(folders)[0]
     return MergedEdits(tuple(part for name in dict.fromkeys(names) for part in known.get(name, ())))
 
@@ -115,7 +115,7 @@ def read(path: Path) -> CdiFile:
     except msgspec.ValidationError as error:
         return CdiFile(path=path, problem=str(error))
     except (OSError, ValueError, RecursionError) as error:
-        return CdiFile(path=path, problem=f"cannot be read: {type(error).__name__}")
+        return CdiFile(path=path, problem=f"unreadable: {type(error).__name__}")
     if problem := _problem(document):
         return CdiFile(path=path, problem=problem)
     common = document.container_edits or NO_EDITS

@@ -1,4 +1,4 @@
-"""The API server as the suite uses it: published devices, and claims that the suite creates and allocates.
+"""Access the API server for the suite: published devices, and claims that the suite creates and allocates.
 
 All created objects are in `NAMESPACE` or have its name as a prefix. Claims are reserved for an object that is not a
 pod, because the claim controller of a cluster deallocates claims of pods that do not exist.
@@ -32,7 +32,7 @@ from dra_driver.scheduler.allocation import Allocator
 
 Wire = Mapping[str, Any]
 JsonObject = dict[str, Any]
-"""An object that the suite edits and writes, as the API server has it."""
+"""An object from the API server that the suite edits and writes."""
 NAMESPACE: Final = "dra-conformance"
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
 NAMESPACES: Final = f"{paths.CORE_API}/namespaces"
@@ -45,7 +45,7 @@ PAUSE_S: Final = 0.2
 
 
 class ClusterObjects:
-    """The API server as the suite uses it. Every method raises KubernetesApiError."""
+    """Objects in the API server. Every method raises KubernetesApiError."""
 
     def __init__(self, rest: RestClient, *, node: str, driver: str) -> None:
         self._rest = rest
@@ -64,14 +64,14 @@ class ClusterObjects:
             self._ensure(CLASSES, item)
 
     def clean(self) -> None:
-        """Delete what `prepare` created. Continues after errors."""
+        """Delete the objects of `prepare`. Continues after errors."""
         for path in reversed(self._made):
             with suppress(KubernetesApiError):
                 self._rest.delete(path)
         self._made.clear()
 
     def slices(self, *, driver: str | None = None) -> list[JsonObject]:
-        """The ResourceSlices of the driver that name this node, or none at all."""
+        """The ResourceSlices of the driver that name this node, or no node."""
         found = self._rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={driver or self.driver}"})
         return [item for item in found["items"] if item["spec"].get("nodeName") in {self.node, None}]
 
@@ -135,7 +135,9 @@ class ClusterObjects:
                 if time.monotonic() > until:
                     raise ConfigurationError(
                         f"{path} of an earlier run is still being deleted after {DELETION_S:g} s: wait, start "
-                        "kube-controller-manager, which ends the deletion, or use a new API server"
+                        "kube-controller-manager, which ends the deletion, or use a new API server",
+                        reason="StillDeleted",
+                        path=path,
                     ) from None
                 time.sleep(PAUSE_S)
             else:
@@ -200,7 +202,7 @@ def newest(slices: Sequence[Wire]) -> dict[str, list[Wire]]:
 
 
 def incomplete(slices: Sequence[Wire]) -> str:
-    """Return what is missing in the pools; "" if all have as many slices as they declare (resource/v1 types.go)."""
+    """Return the missing slices of the pools; "" if all have as many slices as they declare (resource/v1 types.go)."""
     pools = newest(slices)
     if not pools:
         return "the driver has published no ResourceSlice for this node"
@@ -209,7 +211,7 @@ def incomplete(slices: Sequence[Wire]) -> str:
         if counts != {len(found)}:
             return (
                 f"pool {name} has {len(found)} slices of its newest generation {_highest(found)}, "
-                f"and they say that there are {' or '.join(map(str, sorted(counts)))}"
+                f"but they declare {' or '.join(map(str, sorted(counts)))}"
             )
     return ""
 
@@ -236,8 +238,8 @@ def counters(slices: Sequence[Wire]) -> dict[tuple[str, str, str], Quantity]:
 def together(
     slices: Sequence[Wire], candidates: Sequence[PublishedDevice], most: int, *, largest: bool = False
 ) -> list[PublishedDevice]:
-    """Up to ``most`` of the candidates that do not exclude each other, small ones first, or ``largest`` ones. Shares
-    are left out."""
+    """Up to ``most`` of the candidates that do not exclude each other, small ones first, or ``largest`` ones. Ignores
+    shares."""
     left = counters(slices)
     chosen: list[PublishedDevice] = []
     for device in sorted((one for one in candidates if not one.is_shared), key=size, reverse=largest):
@@ -318,7 +320,7 @@ def _documents(path: Path) -> list[object]:
             raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
         return list(yaml_text.load_all(text))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--claim-template {path} cannot be read: {error}") from error
+        raise ConfigurationError(f"cannot read --claim-template {path}: {error}") from error
 
 
 class CheckClaim(Struct, frozen=True, kw_only=True):
@@ -333,7 +335,7 @@ class CheckClaim(Struct, frozen=True, kw_only=True):
 
 
 class Scheduler:
-    """Creates claims and allocates them. Raises UnableError when no free device fits, and API errors."""
+    """Create claims and allocate them. Raises UnableError if no free device fits, and API errors."""
 
     def __init__(self, cluster: ClusterObjects, slices: Callable[[], list[JsonObject]], template: ClaimTemplate | None):
         self._cluster = cluster
@@ -391,9 +393,9 @@ class Scheduler:
                 slices=slices, classes=self._cluster.classes(), allocated=[] if busy else self._cluster.claims()
             ).allocate(self._cluster.node_object(), [claim])
         except (AllocationError, ConfigurationError) as error:
-            raise UnableError(f"no devices can be chosen for the claim: {error}") from error
+            raise UnableError(f"cannot choose devices for the claim: {error}") from error
         if outcome.allocations is None:
-            raise UnableError(f"no devices can be chosen for the claim: {outcome.reason}")
+            raise UnableError(f"cannot choose devices for the claim: {outcome.reason}")
         return dict(outcome.allocations[0])
 
 

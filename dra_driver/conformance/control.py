@@ -1,6 +1,6 @@
-"""Kill and start a driver: by a command of the user, or as a child of this process; and run this project's own driver.
+"""Kill and start a driver, by a command of the user or as a child of this process, and run this project's driver.
 
-Of its simulated GPUs, policies taint the first and share the second; the others recover from a fault at once.
+Policies taint the first simulated GPU and share the second. All further GPUs recover from a fault immediately.
 """
 
 import os
@@ -22,7 +22,7 @@ MAX_OUTPUT: Final = 400
 
 
 class CommandControl:
-    """A command of the user, which must exit with 0; ``--restart-command`` kills the driver and starts it again."""
+    """A command of the user, which must exit with 0. ``--restart-command`` kills the driver and starts it again."""
 
     def __init__(self, command: str | Sequence[str], option: str = "--restart-command") -> None:
         """Raises ConfigurationError for a command that cannot be split into words."""
@@ -30,19 +30,21 @@ class CommandControl:
         try:
             self._words = shlex.split(command) if isinstance(command, str) else list(command)
         except ValueError as error:
-            raise ConfigurationError(f"{option} {command[:80]!r} cannot be read: {error}") from error
+            raise ConfigurationError(
+                f"cannot parse {option} {command[:80]!r}: {error}", reason="InvalidCommand"
+            ) from error
         if not self._words:
-            raise ConfigurationError(f"{option} is empty")
+            raise ConfigurationError(f"{option} is empty", reason="InvalidCommand")
 
     def restart(self) -> None:
         self.run()
 
     def run(self, **values: str) -> None:
-        """Run the command, in which each ``{name}`` stands for a value. Raises UnableError."""
+        """Run the command with values for each ``{name}``. Raises UnableError."""
         words = self._words
         for name, value in values.items():
             words = [word.replace(f"{{{name}}}", value) for word in words]
-        # A file and not a pipe: the driver that the command starts in the background may keep it and write to it.
+        # A file and not a pipe: a driver that the command starts in the background may keep it and write to it.
         with tempfile.TemporaryFile() as output:
             self._run(words, output)
 
@@ -51,22 +53,24 @@ class CommandControl:
         try:
             child = subprocess.Popen(words, stdin=quiet, stdout=quiet, stderr=said, start_new_session=True)
         except OSError as error:
-            raise UnableError(f"{self._option} cannot be started: {error}") from error
+            raise UnableError(f"cannot start {self._option}: {error}", reason="NotStarted") from error
         try:
             status = child.wait(COMMAND_S)
         except subprocess.TimeoutExpired as error:
             with suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
             child.wait(STOP_S)
-            raise UnableError(f"{self._option} did not end within {COMMAND_S:g} s") from error
+            raise UnableError(f"{self._option} did not end within {COMMAND_S:g} s", reason="TimedOut") from error
         if status != 0:
             said.seek(0)
             text = said.read(MAX_OUTPUT).decode("utf-8", "replace").strip()
-            raise UnableError(f"{self._option} ended with status {status}: {text}")
+            raise UnableError(
+                f"{self._option} ended with status {status}: {text}", reason="CommandFailed", status=status
+            )
 
 
 class CommandFaults:
-    """``--break-command`` and ``--repair-command``, in which ``{device}`` and ``{pool}`` stand for a device."""
+    """``--break-command`` and ``--repair-command``, with values for ``{device}`` and ``{pool}``."""
 
     def __init__(self, inject: str | Sequence[str], recover: str | Sequence[str]) -> None:
         """Raises ConfigurationError as `CommandControl`."""
@@ -98,7 +102,9 @@ class ChildControl:
                     self._command, env=self._environ, stdin=quiet, stdout=log, stderr=log, start_new_session=True
                 )
         except OSError as error:
-            raise ConfigurationError(f"the driver {self._command[0]} cannot be started: {error}") from error
+            raise ConfigurationError(
+                f"cannot start the driver {self._command[0]}: {error}", reason="NotStarted"
+            ) from error
 
     def restart(self) -> None:
         self._end(signal.SIGKILL)
@@ -115,7 +121,7 @@ class ChildControl:
             return ""
 
     def _end(self, how: signal.Signals) -> None:
-        """End the child's whole process group, so that a wrapping shell does not leave the driver behind."""
+        """End the child's whole process group, so that no driver survives a wrapping shell."""
         if self._child is None:
             return
         for number in (how, signal.SIGKILL):
@@ -148,7 +154,7 @@ spec: {select: {minors: [2, 3, 4, 5, 6, 7]}, health: {calmSeconds: 0}}
 
 
 def own_driver(program: Sequence[str], spec: str, folder: Path, *, kubeconfig: str, node: str) -> list[str]:
-    """Return the command line. Creates the directories that it names."""
+    """Return the command line. Creates its directories."""
     for name in ("reg", "plugins", "cdi", "policies"):
         (folder / name).mkdir(exist_ok=True)
     (folder / "policies" / "policies.yaml").write_text(POLICIES)

@@ -1,4 +1,4 @@
-"""The kubelet's side of a plugin: its registration socket, prepare, unprepare, and the health stream.
+"""Act as the kubelet towards a plugin: its registration socket, prepare, unprepare, and the health stream.
 
 Every socket at any depth counts, except hidden names (pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go).
 """
@@ -37,7 +37,7 @@ class PluginInfo(Struct, frozen=True, kw_only=True):
 
 
 class Registrar(Struct, frozen=True, kw_only=True):
-    """One registration socket: its answer, or why there is none. ``identity`` differs for a later socket."""
+    """One registration socket: its answer, or the error. ``identity`` differs for a later socket."""
 
     path: Path
     identity: tuple[int, int]
@@ -46,7 +46,7 @@ class Registrar(Struct, frozen=True, kw_only=True):
 
 
 def sockets(folder: Path) -> Iterator[tuple[Path, tuple[int, int]]]:
-    """Every socket below the folder, at most `MAX_SOCKETS`, with inode and change time."""
+    """Every socket below the directory, at most `MAX_SOCKETS`, with inode and change time."""
     found = 0
     for here, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
@@ -88,7 +88,7 @@ def ask(path: Path, identity: tuple[int, int], limits: TimeLimits) -> Registrar:
         type=shown(answer.type),
         name=shown(answer.name),
         endpoint=str(answer.endpoint)
-        or str(path),  # an empty one is the registration socket (operation_generator.go:111)
+        or str(path),  # an empty endpoint means the registration socket (operation_generator.go:111)
         versions=tuple(shown(version) for version in answer.supported_versions[:MAX_VERSIONS]),
     )
     return Registrar(path=path, identity=identity, info=info)
@@ -105,17 +105,17 @@ def notify(path: Path, limits: TimeLimits, *, registered: bool, error: str = "")
 
 
 DRA_SERVICES: Final = {"v1.DRAPlugin": Service(v1, "DRAPlugin"), "v1beta1.DRAPlugin": Service(v1beta1, "DRAPlugin")}
-"""Services by their names in supported_versions, which a kubelet supports (pkg/kubelet/cm/dra/plugin)."""
+"""Services that a kubelet supports, by their names in supported_versions (pkg/kubelet/cm/dra/plugin)."""
 HEALTH_SERVICES: Final = {
     "v1.DRAResourceHealth": Service(health_v1, "DRAResourceHealth"),
     "v1alpha1.DRAResourceHealth": Service(health_v1alpha1, "DRAResourceHealth"),
 }
 MAX_ENTRIES: Final = 8
-"""Entries of an answer that a message quotes."""
+"""Number of entries of an answer that a message quotes."""
 
 
 class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
-    """A claim as the kubelet names it."""
+    """A claim in the form of a kubelet request."""
 
     namespace: str
     name: str
@@ -126,7 +126,7 @@ class ClaimKey(Struct, frozen=True, kw_only=True, order=True):
 
 
 class AnsweredDevice(Struct, frozen=True, kw_only=True):
-    """One device of an answer. ``share_id`` is None where the answer has none."""
+    """One device of an answer. ``share_id`` is None if the answer has none."""
 
     requests: tuple[str, ...]
     pool: str
@@ -146,7 +146,8 @@ class PrepareAnswer(Struct, frozen=True, kw_only=True):
 
 
 class Plugin:
-    """Connection to a plugin's DRA socket. With ``as_kubelet``, calls fail fast and errors are not cut. Thread-safe."""
+    """Connection to a plugin's DRA socket. With ``as_kubelet``, calls fail fast and errors are not shortened.
+    Thread-safe."""
 
     def __init__(self, info: PluginInfo, version: str, call_s: float, *, as_kubelet: bool = False) -> None:
         self.info = info
@@ -197,7 +198,7 @@ def check_complete(method: str, asked: Sequence[ClaimKey], answered: Mapping[str
     wanted = {claim.uid for claim in asked}
     foreign = [shown(uid) for uid in answered if uid not in wanted][:MAX_ENTRIES]
     if foreign:
-        raise ViolationError(f"{method} answered for claims that were not asked for: {', '.join(foreign)}")
+        raise ViolationError(f"{method} answered for claims that were not requested: {', '.join(foreign)}")
     missing = [str(claim) for claim in asked if claim.uid not in answered][:MAX_ENTRIES]
     if missing:
         raise ViolationError(f"{method} has no entry for {', '.join(missing)}; the kubelet fails the pod")

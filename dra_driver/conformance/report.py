@@ -12,7 +12,7 @@ from dra_driver.core.finding import Status
 from dra_driver.core.text import wrapped
 
 KUBERNETES: Final = "v1.36.2"
-"""Version of kubernetes/kubernetes to which the sources without a repository belong."""
+"""Version of kubernetes/kubernetes for sources without a repository."""
 _WORDS: Final = {
     Status.OK: "PASS",
     Status.FAIL: "FAIL",
@@ -25,7 +25,7 @@ _INDENT: Final = " " * 8
 
 
 def line(outcome: CheckOutcome) -> str:
-    """Return one check for people: verdict, id and title, the rule with its source, and the detail."""
+    """Return one check as text: verdict, id and title, the rule with its source, and the detail."""
     check = outcome.check
     head = f"{_WORDS[outcome.finding.status]:<7} {check.id:<28} {check.title} ({outcome.seconds:.1f} s)"
     parts = [head, _wrapped(f"{check.rule} [{check.source}]")]
@@ -35,7 +35,7 @@ def line(outcome: CheckOutcome) -> str:
 
 
 def summary(outcomes: Sequence[CheckOutcome]) -> str:
-    """The number of each verdict, also 0, so that a script can compare the line."""
+    """The number of each verdict, also 0, so that a script can parse the line."""
     return f"{len(outcomes)} checks: {', '.join(f'{count} {verdict}' for verdict, count in _counts(outcomes).items())}"
 
 
@@ -78,7 +78,7 @@ def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
 
 
 def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:
-    """Return JUnit XML as CI systems read it: advice passes with a text, "not applicable" is skipped."""
+    """Return JUnit XML for CI systems: advice passes with a text, "not applicable" is skipped."""
     counts = Counter(outcome.verdict for outcome in outcomes)
     suite = ElementTree.Element(
         "testsuite",

@@ -1,4 +1,4 @@
-"""Run checks against a driver one after the other and give each a verdict. Nothing that a driver does ends a run."""
+"""Run checks against a driver one after the other and give each a verdict. A run continues whatever a driver does."""
 
 import logging
 import time
@@ -83,21 +83,23 @@ def _find_node(rest: RestClient, driver: str, limits: TimeLimits) -> str:
 
 
 KUBELET_SOCKETS: Final = ("pod-resources/kubelet.sock", "device-plugins/kubelet.sock")
-"""Below the kubelet's root (pkg/kubelet/apis/podresources, cm/devicemanager); not served by a dead kubelet."""
+"""Below the kubelet's root (pkg/kubelet/apis/podresources, cm/devicemanager); closed while the kubelet is down."""
 _PROBE_S: Final = 1.0
 
 
 def check_folder(registrar_dir: Path, *, owned: bool) -> None:
-    """Raise ConfigurationError for a registrar directory that the suite must not use."""
+    """Raise ConfigurationError for a registrar directory of a running kubelet, or for a missing one."""
     if not registrar_dir.is_dir():
-        raise ConfigurationError(f"--registrar-dir {registrar_dir} is not a folder")
+        raise ConfigurationError(f"--registrar-dir {registrar_dir} is not a directory")
     root = registrar_dir.resolve().parent
     served = next((root / name for name in KUBELET_SOCKETS if is_served(root / name, _PROBE_S)), None)
     if served is not None and not owned:
         raise ConfigurationError(
             f"a kubelet serves {served}, so it also works in {registrar_dir}. The checks restart the driver, delete "
-            "its ResourceSlices and prepare claims, which disturbs pods; use a folder without a kubelet, or "
-            "--i-own-this-node on a node without pods that need the driver"
+            "its ResourceSlices and prepare claims, which disrupts pods; use a directory without a kubelet, or "
+            "--i-own-this-node on a node without pods that need the driver",
+            reason="KubeletRuns",
+            served=str(served),
         )
 
 
@@ -119,7 +121,7 @@ def _admin_access(bench: Bench) -> str:
     try:
         claim = bench.claim(adminAccess=True)
     except UnableError as error:
-        return f"no claim with admin access can be allocated: {error}"
+        return f"cannot allocate a claim with admin access: {error}"
     why = bench.answers([claim.key])[claim.key.uid].error
     bench.clean()
     return f"the driver refuses claims with admin access: {why}" if why else ""
@@ -127,10 +129,10 @@ def _admin_access(bench: Bench) -> str:
 
 _LACKS: Final[dict[Capability, Callable[[Bench], str]]] = {
     "restart": _unless(
-        lambda bench: bench.subject.control, "no --restart-command and no command to start the driver was given"
+        lambda bench: bench.subject.control, "neither --restart-command nor a command to start the driver was given"
     ),
     "cdi": _unless(
-        lambda bench: bench.subject.uses_cdi, "--no-cdi: the driver hands devices to containers in another way"
+        lambda bench: bench.subject.uses_cdi, "--no-cdi: the driver passes devices to containers in another way"
     ),
     "shares": _unless(
         lambda bench: any(device.is_shared for device in bench.scheduler.devices()),
@@ -142,24 +144,23 @@ _LACKS: Final[dict[Capability, Callable[[Bench], str]]] = {
     ),
     "admin-access": _admin_access,
     "health": reports_something,
-    "faults": _unless(
-        lambda bench: bench.subject.faults, "no --break-command and no --repair-command to break a device was given"
-    ),
+    "faults": _unless(lambda bench: bench.subject.faults, "--break-command and --repair-command are not given"),
     "taints": _unless(lambda bench: any(taints(bench.slices())), "the driver publishes no device with a taint"),
-    "2-devices": _unless(_two, "the driver publishes one device that can be used, or devices that exclude each other"),
+    "2-devices": _unless(_two, "the driver publishes only one usable device, or devices that exclude each other"),
     "32-devices": _many,
 }
-"""Why a driver lacks a capability, "" if it has it; evaluated once per run, when the first check needs it."""
+"""The reason for a missing capability, "" if the driver has it; evaluated once per run, for the first check that needs
+it."""
 
 
 log = logging.getLogger(__name__)
 
 
 def select(profile: Profile, only: Sequence[str] = ()) -> tuple[Check, ...]:
-    """Return the checks of a profile, or those whose id matches a pattern of ``only``. Raises ConfigurationError."""
+    """Return the checks of a profile whose id matches a pattern of ``only``, if any. Raises ConfigurationError."""
     for pattern in only:
         if not any(fnmatchcase(check.id, pattern) for check in CHECKS):
-            raise ConfigurationError(f"--only {pattern[:80]}: no check has such an id; --list prints all ids")
+            raise ConfigurationError(f"--only {pattern[:80]}: no check has this id; --list prints all ids")
     if only:
         return tuple(check for check in CHECKS if any(fnmatchcase(check.id, pattern) for pattern in only))
     return tuple(check for check in CHECKS if profile == "full" or check.profile == "basic")
@@ -197,7 +198,7 @@ def _verdict(bench: Bench, check: Check, lacks: dict[Capability, str]) -> tuple[
         return Status.SKIPPED, str(error)
     except (UnableError, KubernetesApiError) as error:
         return Status.UNKNOWN, str(error)
-    except Exception as error:  # one check must not end the others
+    except Exception as error:  # a failed check must not end the run
         log.exception("a check failed unexpectedly", extra={"check": check.id})
         return Status.UNKNOWN, f"the suite failed unexpectedly ({type(error).__name__}: {error}); please report it"
     return Status.OK, ""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench
 
 Profile = Literal["basic", "full"]
-"""``basic`` is what every driver has to do; ``full`` adds restarts, disturbances, concurrency and large inputs."""
+"""``basic`` is required of every driver; ``full`` adds restarts, disturbances, concurrency and large inputs."""
 Capability = Literal[
     "restart", "cdi", "shares", "partitions", "admin-access", "health", "faults", "taints", "2-devices", "32-devices"
 ]
@@ -30,8 +30,8 @@ VERDICTS: Final = {
 """Words of the verdict in all reports, by the status of the finding."""
 
 CAPABILITIES: Final[dict[Capability, str]] = {
-    "restart": "the suite may end the driver and start it again (--restart-command, or a command after `--`)",
-    "cdi": "the driver hands devices to containers by CDI: it does, unless --no-cdi says otherwise",
+    "restart": "the suite may kill the driver and start it again (--restart-command, or a command after `--`)",
+    "cdi": "the driver passes devices to containers by CDI (default; --no-cdi disables it)",
     "shares": "a device with allowMultipleAllocations is published",
     "partitions": "a device that consumes counters is published",
     "admin-access": "the driver prepares a claim with admin access to a free device",
@@ -41,7 +41,7 @@ CAPABILITIES: Final[dict[Capability, str]] = {
     "2-devices": "2 devices that do not exclude each other, or a shared one, are published",
     "32-devices": "32 devices that do not exclude each other are published",
 }
-"""What a driver may lack without failing, and how the suite recognizes it."""
+"""Capabilities that a driver may lack without failing, and how the suite recognizes them."""
 
 
 class ViolationError(DraError):
@@ -49,18 +49,18 @@ class ViolationError(DraError):
 
 
 class NotApplicableError(DraError):
-    """The driver lacks what the check needs."""
+    """The driver lacks a capability that the check needs."""
 
 
 class UnableError(DraError):
-    """The suite cannot do the check, for a reason that is not this check's rule."""
+    """The suite cannot run the check, for a reason other than this check's rule."""
 
 
 class Check(Struct, frozen=True, kw_only=True):
     """A check: a function whose docstring is the title and, as the second paragraph, the rule of the specification.
 
     A ``source`` without a repository is a file of kubernetes/kubernetes v1.36.2. ``run`` raises an error of this
-    module, or returns. ``id`` is stable, because reports are compared by it.
+    module, or returns. ``id`` is stable, because programs compare reports by it.
     """
 
     id: str
@@ -86,7 +86,7 @@ def basic(
 
 
 full: Final = partial(basic, profile="full")
-"""Makes a check that only the full profile has."""
+"""Makes a check of the full profile only."""
 
 
 MAX_DETAIL: Final = 1000
@@ -113,7 +113,7 @@ class TimeLimits(Struct, frozen=True, kw_only=True):
 
     Sources: pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go:41-95 and
     pkg/kubelet/cm/dra/plugin/dra_plugin.go:42. ``publish_s`` is the delay of upstream's slice controller plus the time
-    that it trusts its own writes (resourceslicecontroller.go:57-69). A driver may wait for a device in use; after
+    for which it trusts its own writes (resourceslicecontroller.go:57-69). A driver may wait for a device in use; after
     ``in_use_s`` that counts as a refusal.
     """
 

@@ -1,1 +1,1 @@
-"""Find out whether a cluster, a node or a GPU is right, and which layer is broken."""
+"""Check a cluster, a node or a GPU, and find the broken layer."""

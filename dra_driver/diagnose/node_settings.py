@@ -1,4 +1,4 @@
-"""Flags and settings of commands that read a node, named like those of the node process and its MPS host."""
+"""Flags and settings of commands that read a node, with the names of the node process and its MPS host."""
 
 import argparse
 import os
@@ -28,22 +28,22 @@ _PLACES: Final = (
     "driver_name",
 )
 _MPS: Final = ("run_dir", "shm_dir")
-# Settings of a running process have no meaning here.
+# Settings for running processes only.
 _UNUSED: Final = frozenset({"pod_uid", "http_addr", "log_format", "log_level", "policy_dir"})
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
-    """``--node-name`` is optional: it only matters where a journal has to be rebuilt."""
+    """Add the flags. ``--node-name`` is optional: it matters only for rebuilding a journal."""
     group = parser.add_argument_group(
-        "where the driver is",
-        "as for kubelet-plugin and mps-host; inside their pods the variables in brackets are set already",
+        "location of the driver",
+        "as for kubelet-plugin and mps-host; in their pods the variables in brackets are set already",
     )
     flags = [flag for flag in node_flags() if flag.field not in _UNUSED]
     add_options(group, (*flags, *(flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS)))
 
 
 def add_options(group: "argparse._ActionsContainer", flags: Iterable[Flag]) -> None:
-    """The flags of settings, with variable and default in their help."""
+    """Add the flags of settings, with variable and default in their help."""
     for flag in flags:
         default = f" (default: {flag.default})" if flag.default else ""
         text = f"{flag.help}{default} [{flag.env}]".replace("%", "%%")
@@ -57,7 +57,7 @@ def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
     given: dict[str, str | None] = {flag.field: getattr(args, flag.field, None) for flag in node_flags()}
     if given["node_name"] is None and not os.environ.get("NODE_NAME"):
         given["node_name"] = socket.gethostname().lower()
-    # Empty variables of the pod count as not set; those without meaning here are not read.
+    # Empty variables of the pod count as unset; unused variables are ignored.
     settings = load_node_settings(given, {"POLICY_DIR": ""} | dict(os.environ))
     mps = {flag.field: flag for flag in flags_of(MpsHostSettings) if flag.field in _MPS}
     run, shm = (Path(getattr(args, field) or os.environ.get(mps[field].env) or mps[field].default) for field in _MPS)
@@ -65,18 +65,18 @@ def load_settings(args: argparse.Namespace) -> "tuple[NodeSettings, Places]":
 
 
 def place_flags() -> list[Flag]:
-    """The flags of the node process that say where things are."""
+    """The flags of the node process for directories and files."""
     return [flag for flag in node_flags() if flag.field in _PLACES]
 
 
 def load_places(given: Mapping[str, str | None], environ: Mapping[str, str]) -> NodeSettings:
-    """The settings; other variables of the node process are not read. Raises ConfigurationError."""
+    """Return the settings; ignores other variables of the node process. Raises ConfigurationError."""
     known = {flag.env: environ[flag.env] for flag in place_flags() if flag.env in environ}
     return load_node_settings({"node_name": os.uname().nodename.lower(), **given}, known)
 
 
 def task_of(settings: NodeSettings) -> "tuple[Task, str]":
-    """The task that all checks begin with, and why there is no driver ("" when there is one)."""
+    """Return the task that all checks begin with, and why no driver was found ("" if found)."""
     from dra_driver.diagnose.hardware.child import Task  # the flags need no NVML bindings
 
     reason = ""
@@ -102,7 +102,7 @@ def task_of(settings: NodeSettings) -> "tuple[Task, str]":
 
 
 def host_names(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Names of this machine that a report must not show."""
+    """Names of this machine that a report must not contain."""
     names = (os.uname().nodename, environ.get("NODE_NAME", ""))  # in a pod, the first one is the pod's
     return tuple(dict.fromkeys(text for name in names for text in (name, name.partition(".")[0]) if text))
 

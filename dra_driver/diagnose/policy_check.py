@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from dra_driver.node.policy import PolicyFile
 
 _CHECK: Final = """\
-Check files or folders of GpuPolicy objects as the node process does (--policy-dir). With --gpus the policies are
-applied to simulated GPUs, which also finds policies that contradict each other.
+Check files or directories of GpuPolicy objects as the node process does (--policy-dir). With --gpus, apply the policies
+to simulated GPUs, which also finds policies that contradict each other.
 """
 _STATUSES: Final = "exit status: 0 no problems, 1 problems found, 2 wrong usage."
 HEADINGS: Final = ("GPU", "PRODUCT", "POLICY", "OFFERED", "MIG PROFILES", "TAINTS", "ATTRIBUTES")
@@ -33,9 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         description=_CHECK,
         epilog=_STATUSES,
     )
-    check.add_argument("paths", nargs="+", metavar="PATH", help="files, or folders as for --policy-dir")
+    check.add_argument("paths", nargs="+", metavar="PATH", help="files, or directories as for --policy-dir")
     check.add_argument(
-        "--gpus", metavar="SPEC", help="apply them to GPUs such as 8xh100-sxm5-80gb, or to those of a YAML file"
+        "--gpus", metavar="SPEC", help="apply them to GPUs such as 8xh100-sxm5-80gb, or to the GPUs of a YAML file"
     )
     check.add_argument(
         "--node", metavar="NAME", default="node-1", help="name of the node with these GPUs (default: node-1)"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints the problems, or the published GPUs, and returns the exit status."""
+    """Print the problems, or the published GPUs, and return the exit status."""
     from dra_driver.node.policy import examine
 
     found, wrong = examine(list(policy_files(args.paths)))
@@ -67,11 +67,11 @@ def policy_files(paths: Sequence[str]) -> Iterator["PolicyFile"]:
         try:
             yield read_file(path)
         except OSError as error:
-            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from error
+            raise ConfigurationError(f"cannot read {path}: {error.strerror}", reason="Unreadable", path=path) from error
 
 
 class GpuTrial(Struct, frozen=True, kw_only=True):
-    """Policy files applied to one simulated GPU, None while the files have problems. ``policy`` is the one that
+    """Policy files applied to one simulated GPU, None while the files have problems. ``policy`` is the policy that
     applies, "" without one, with ``spec``; ``outranked`` are other matches, with their priorities."""
 
     gpu: "Gpu | None" = None
@@ -93,13 +93,17 @@ def trial_on_gpu(paths: Sequence[str], spec: str, node_name: str, name: str) -> 
     snapshot = SimulatedBackend.from_spec(spec, node_name).snapshot()
     gpu = next((each for each in snapshot.gpus if name in (each.device_name, each.uuid)), None)
     if gpu is None:
-        raise ConfigurationError(f"{spec} has no GPU {name}; it has gpu-0 to gpu-{len(snapshot.gpus) - 1}")
+        raise ConfigurationError(
+            f"{spec} has no GPU {name}; its GPUs are gpu-0 to gpu-{len(snapshot.gpus) - 1}",
+            reason="GpuNotFound",
+            gpu=name,
+        )
     terms, conflicts = survey(found.policies, snapshot, (), node_name)
     if mine := [conflict for conflict in conflicts if gpu.uuid in conflict]:
         return GpuTrial(gpu=gpu, problems=mine)
     applied = terms_of(terms, gpu.uuid).policy
     written = {item["metadata"]["name"]: item["spec"] for item in found.written}
-    # A policy matches where it applies when it is alone.
+    # A policy matches if it applies without other policies.
     alone = [each for each in found.policies if terms_of(survey([each], snapshot, (), node_name)[0], gpu.uuid).policy]
     others = [(each.name, each.priority) for each in alone if each.name != applied]
     outranked = sorted(others, key=lambda each: (-each[1], each[0]))
@@ -139,7 +143,7 @@ def _row(gpu: "Gpu", terms: "GpuTerms") -> Sequence[str]:
 
 
 def _health(rules: "HealthRules") -> str:
-    """What differs from the default rules; "" when nothing does."""
+    """The differences from the default rules, "" without any."""
     parts = {
         "also taints": _errors(rules.taint_xids, ()),
         "ignores": _errors(rules.ignored_xids, rules.ignored_causes),
@@ -150,10 +154,12 @@ def _health(rules: "HealthRules") -> str:
 
 
 def _usage(rules: "UsageRules") -> str:
-    """What is done about claims beyond events; "" when nothing is."""
+    """The actions on claims beyond events, "" without any."""
     evicts = f"over their grant are evicted after {rules.grace_s} s" if rules.over_grant == "Evict" else ""
     minutes = rules.idle_after_min
-    idle = f"without use for {minutes} min are {'reclaimed' if rules.idle == 'Reclaim' else 'told'}" if minutes else ""
+    idle = (
+        f"without use for {minutes} min are {'reclaimed' if rules.idle == 'Reclaim' else 'reported'}" if minutes else ""
+    )
     return "; ".join(f"claims {what}" for what in (evicts, idle) if what)
 
 

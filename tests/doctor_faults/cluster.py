@@ -289,10 +289,11 @@ def event(reason: str, about: Obj, message: str, *, kind: str = "Pod", component
 
 @dataclass(frozen=True, slots=True, eq=False, kw_only=True)
 class BrokenSetup:
-    """``edits`` break a healthy cluster; the first thing that the doctor reports has this layer, status and words."""
+    """``edits`` break a healthy cluster; the doctor's first finding has this layer, status and reason, and ``says``."""
 
     name: str
     layer: Layer
+    reason: str
     says: tuple[str, ...]
     status: Status
     scope: DoctorScope
@@ -305,16 +306,16 @@ class BrokenSetup:
         return found
 
 
-def fail(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
-    return BrokenSetup(name=name, layer=layer, says=says, status=Status.FAIL, scope=scope)
+def fail(name: str, layer: Layer, reason: str, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, reason=reason, says=says, status=Status.FAIL, scope=scope)
 
 
-def warn(name: str, layer: Layer, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
-    return BrokenSetup(name=name, layer=layer, says=says, status=Status.WARN, scope=scope)
+def warn(name: str, layer: Layer, reason: str, *says: str, scope: DoctorScope = CLUSTER) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, reason=reason, says=says, status=Status.WARN, scope=scope)
 
 
-def unknown(name: str, layer: Layer, *says: str) -> BrokenSetup:
-    return BrokenSetup(name=name, layer=layer, says=says, status=Status.UNKNOWN, scope=CLUSTER)
+def unknown(name: str, layer: Layer, reason: str, *says: str) -> BrokenSetup:
+    return BrokenSetup(name=name, layer=layer, reason=reason, says=says, status=Status.UNKNOWN, scope=CLUSTER)
 
 
 def rows(table: Mapping[BrokenSetup, Mapping[str, Any]]) -> tuple[BrokenSetup, ...]:

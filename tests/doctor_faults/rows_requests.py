@@ -119,124 +119,168 @@ def held(node: str = "gpu-a", **changed: Any) -> Obj:
 
 ROWS = rows(
     {
-        fail("class gpu.nvidia.com missing", Layer.CLASSES, "does not exist"): {"classes>0": GONE},
-        fail("class gpu.nvidia.com of another driver", Layer.CLASSES, "another driver", "deviceclasses.yaml"): {
+        fail("class gpu.nvidia.com missing", Layer.CLASSES, "ClassesPresent", "class/gpu.nvidia.com"): {
+            "classes>0": GONE
+        },
+        fail("class gpu.nvidia.com of another driver", Layer.CLASSES, "ClassOfOtherDriver", "deviceclasses.yaml"): {
             "classes>0>spec>selectors>0>cel>expression": 'device.driver == "gpu.example.com"'
         },
-        fail("class whose selector fails", Layer.CLASSES, "class/fast", "memoryBandwidth"): {
+        fail("class whose selector fails", Layer.CLASSES, "SelectorFails", "class/fast", "memoryBandwidth"): {
             "classes>-": device_class("fast", expression=f'device.attributes["{DRIVER}"].memoryBandwidth >= 3000')
         },
         fail(
             "claims for partitions that no policy allows",
             Layer.CLASSES,
+            "NoPartitions",
             "class/mig.nvidia.com",
             "claim/team-a/slice",
-            "no node offers partitions",
         ): {**NO_PARTITIONS, "claims>-": claim("slice", exactly(deviceClassName=MIG), namespace="team-a")},
-        fail("template for partitions that no policy allows", Layer.CLASSES, "template/team-a/slice"): {
+        fail("template for partitions that no policy allows", Layer.CLASSES, "NoPartitions", "template/team-a/slice"): {
             **NO_PARTITIONS,
             "templates>-": template("slice", device_class=MIG),
             "pods>-": workload(**by_template("slice")),
         },
-        warn("two classes for nvidia.com/gpu", Layer.CLASSES, "several classes", "nvidia.com/gpu"): {
+        warn("two classes for nvidia.com/gpu", Layer.CLASSES, "ExtendedResources", "nvidia.com/gpu"): {
             "classes>-": second_class()
         },
-        warn("policy that matches no GPU", Layer.POLICIES, "selects no GPU", "nodeSelector"): policy(),
-        fail("policy that nodes refuse", Layer.POLICIES, "refused by 1 node", "MPS host"): policy(
+        warn("policy that matches no GPU", Layer.POLICIES, "NothingSelected", "nodeSelector"): policy(),
+        fail("policy that nodes refuse", Layer.POLICIES, "Refused", "1 node", "MPS host"): policy(
             "selected", "refused", message="spec.gpus[0].sharing.strategy: MPS needs the MPS host"
         ),
-        fail("two policies in conflict", Layer.POLICIES, "with whole", "priority"): policy(
+        fail("two policies in conflict", Layer.POLICIES, "Conflicting", "whole", "priority"): policy(
             "selected", "conflicting", gpus=2, policies=("whole",)
         ),
-        warn("policy that waits for a claim", Layer.POLICIES, "team-a/train"): policy(
+        warn("policy that waits for a claim", Layer.POLICIES, "Waiting", "team-a/train"): policy(
             "selected", "waiting", gpus=1, claims=("team-a/train",)
         ),
-        fail("refused policy without a controller", Layer.POLICIES, "on gpu-a: unknown field"): {
+        fail("refused policy without a controller", Layer.POLICIES, "Refused", "gpu-a", "unknown field"): {
             "gpu_policies": [unreported_policy()],
             "gpu_nodes>0": node_policy(
                 "share", PolicyOrigin.OBJECT, PolicyState.REFUSED, generation=1, message="unknown field"
             ),
         },
-        fail("policy file in conflict", Layer.POLICIES, "of a file", "gpu-a"): {
+        fail("policy file in conflict", Layer.POLICIES, "Conflicting", "policy/default", "gpu-a"): {
             "gpu_nodes>0": node_policy("default", PolicyOrigin.FILE, PolicyState.CONFLICTING, gpus=("gpu-0",))
         },
         warn(
             "a policy evicts over the grant, and the exporter is left out",
             Layer.POLICIES,
+            "UsageWatched",
             "policy/share",
             "Evict",
-            "without USAGE",
+            "USAGE",
             "exporter.enabled",
         ): acting(overGrant={"action": "Evict"}),
         warn(
             "a policy reclaims idle claims, and no exporter runs",
             Layer.POLICIES,
+            "UsageWatched",
             "policy/share",
             "Reclaim",
-            "no usage exporter runs",
         ): {
             **acting(overGrant={"action": "Report"}, idle={"afterMinutes": 30, "action": "Reclaim"}),
             ENV: {"name": "USAGE", "value": "true"},
         },
         warn(
-            "usage exporter crashes", Layer.DAEMONSET, "dra-driver-exporter-x", "CrashLoopBackOff", "use of the GPUs"
+            "usage exporter crashes", Layer.DAEMONSET, "OtherPodsReady", "dra-driver-exporter-x", "CrashLoopBackOff"
         ): {"pods>-": exporter()},
-        warn("processes of no claim on a GPU", Layer.GPUS, "gpu/gpu-a/gpu-1", "2 processes with 9Gi", "python3"): {
-            "gpu_nodes>0>status>usage": to_wire(ToldUsage(unattributed=(FOREIGN,)))
-        },
+        warn(
+            "processes of no claim on a GPU",
+            Layer.GPUS,
+            "ProcessesWithoutClaim",
+            "gpu/gpu-a/gpu-1",
+            "2 processes",
+            "9Gi",
+            "python3",
+        ): {"gpu_nodes>0>status>usage": to_wire(ToldUsage(unattributed=(FOREIGN,)))},
         fail(
-            "template in another namespace", Layer.WORKLOAD, "pod/team-a/train", "gpus", "namespace default has one"
+            "template in another namespace",
+            Layer.WORKLOAD,
+            "InOtherNamespace",
+            "pod/team-a/train",
+            "gpus",
+            "namespace default",
         ): {"templates>-": template("gpus", namespace="default"), **WAITING},
         fail(
             "template missing",
             Layer.WORKLOAD,
-            "does not exist in namespace team-a",
+            "MissingResourceClaimTemplate",
+            "namespace team-a",
             scope=DoctorScope(kind="pod", namespace="team-a", name="train"),
         ): WAITING,
-        fail("claim in another namespace", Layer.WORKLOAD, "ResourceClaim shared", "namespace default has one"): {
+        fail(
+            "claim in another namespace",
+            Layer.WORKLOAD,
+            "InOtherNamespace",
+            "ResourceClaim shared",
+            "namespace default",
+        ): {
             "claims>-": claim("shared", namespace="default"),
             "pods>-": workload(resourceClaims=[{"name": "gpu", "resourceClaimName": "shared"}]),
         },
-        fail("class that does not exist", Layer.WORKLOAD, "DeviceClass nvidia-gpu", "gpu.nvidia.com", scope=CLAIM): {
-            "claims>-": claim("train", exactly(deviceClassName="nvidia-gpu"), namespace="team-a")
-        },
         fail(
-            "pod that asks for nvidia.com/mig-1g.10gb", Layer.WORKLOAD, "nvidia.com/mig-1g.10gb", "kubectl dra migrate"
+            "class that does not exist",
+            Layer.WORKLOAD,
+            "ClassesOfClaimsExist",
+            "DeviceClass nvidia-gpu",
+            "gpu.nvidia.com",
+            scope=CLAIM,
+        ): {"claims>-": claim("train", exactly(deviceClassName="nvidia-gpu"), namespace="team-a")},
+        fail(
+            "pod that asks for nvidia.com/mig-1g.10gb",
+            Layer.WORKLOAD,
+            "ResourceNotProvided",
+            "nvidia.com/mig-1g.10gb",
+            "kubectl dra migrate",
         ): asking("nvidia.com/mig-1g.10gb"),
         fail(
             "pod that asks for nvidia.com/gpu, no class gives it",
             Layer.WORKLOAD,
+            "ResourceNotProvided",
             "nvidia.com/gpu",
             "extendedResourceName",
         ): {"classes>0>spec>extendedResourceName": GONE, **asking("nvidia.com/gpu")},
-        warn("pod with a claim and nvidia.com/gpu", Layer.WORKLOAD, "gets both"): {
+        warn("pod with a claim and nvidia.com/gpu", Layer.WORKLOAD, "ResourceAndClaim", "nvidia.com/gpu"): {
             **GPUS,
             **asking("nvidia.com/gpu", **by_template("gpus")),
         },
         warn(
             "pod that is not scheduled",
             Layer.WORKLOAD,
+            "PodsNotScheduled",
             "cannot allocate all claims",
             "kubectl dra explain pod/train -n team-a",
         ): {**GPUS, **WAITING, "pods>2>status>conditions": [UNSCHEDULED]},
-        fail("driver not registered when a pod starts", Layer.REGISTRATION, "is not registered", "node/gpu-a"): failing(
-            "prepare dynamic resources: DRA driver gpu.nvidia.com is not registered"
-        ),
-        fail("prepare fails", Layer.PREPARE, "no MPS host runs"): failing(
+        fail(
+            "driver not registered when a pod starts",
+            Layer.REGISTRATION,
+            "PrepareFailed",
+            "is not registered",
+            "node/gpu-a",
+        ): failing("prepare dynamic resources: DRA driver gpu.nvidia.com is not registered"),
+        fail("prepare fails", Layer.PREPARE, "PrepareFailed", "no MPS host runs"): failing(
             "claim team-a/train: MPS daemon of gpu-0 is not ready: no MPS host runs on this node; install it "
             "(mpsHost.enabled of the chart)"
         ),
-        fail("nvidia-uvm missing", Layer.UVM, "nvidia-uvm"): failing(
+        fail("nvidia-uvm missing", Layer.UVM, "PrepareFailed", "nvidia-uvm"): failing(
             "claim team-a/train: /dev/nvidia-uvm is missing: load nvidia-uvm"
         ),
-        fail("CDI device that the runtime does not find", Layer.CDI, "unresolvable CDI devices", "cdiDir"): failing(
+        fail(
+            "CDI device that the runtime does not find",
+            Layer.CDI,
+            "CdiDeviceNotFound",
+            "unresolvable CDI devices",
+            "cdiDir",
+        ): failing(
             "Error: failed to create containerd container: CDI device injection failed: unresolvable CDI devices "
             "k8s.gpu.nvidia.com/claim=0b3c",
             reason="Failed",
         ),
-        fail("device of a claim is lost", Layer.PREPARE, "gpu-0 is not ready"): held(devices=[LOST]),
-        fail("node of a claim that is gone", Layer.NODE, "node/gpu-z", "no longer exists", scope=CLAIM): held("gpu-z"),
-        warn("claim that does not end", Layer.PREPARE, "reserved for pods that are gone: gone"): {
+        fail("device of a claim is lost", Layer.PREPARE, "ClaimDevicesReady", "device gpu-0", "XID 79 on gpu-0"): held(
+            devices=[LOST]
+        ),
+        fail("node of a claim that is gone", Layer.NODE, "NodeExists", "node/gpu-z", scope=CLAIM): held("gpu-z"),
+        warn("claim that does not end", Layer.PREPARE, "ClaimsEnd", ": gone"): {
             **held(reservedFor=[{"resource": "pods", "name": "gone", "uid": "uid-of-gone"}]),
             "claims>0>metadata>deletionTimestamp": "2026-11-22T10:00:00Z",
         },

@@ -64,11 +64,11 @@ def test_state_says_what_disagrees_and_repairs_it(inspected: Inspected) -> None:
     before = node.instances(), node.notes(), node.states(), sorted(node.cdi_files())
     assert inspected.findings("--hardware") == []
     status, text = inspected.run("state")
-    assert (status, "nothing disagrees" in text) == (0, True)
+    assert (status, "no contradictions" in text) == (0, True)
     for claim in inspected.claims:
         assert f"{claim['namespace']}/{claim['name']}" in text
     status, text = inspected.run("state", "--repair")
-    assert (status, "repairs its state by itself" in text) == (2, True)
+    assert (status, "a node process runs" in text) == (2, True)
 
     node.kill()
     assert inspected.findings("--hardware") == []
@@ -85,7 +85,7 @@ def test_state_says_what_disagrees_and_repairs_it(inspected: Inspected) -> None:
     for path in node.plugin.glob("state.db*"):
         path.unlink()
     (found_one,) = inspected.findings()
-    assert "there is no journal" in found_one
+    assert "does not exist" in found_one
     (node.plugin / "state.db").write_bytes(b"damaged" * 1000)
     (found_one,) = inspected.findings()
     assert "it is damaged" in found_one
@@ -107,7 +107,7 @@ def test_cleanup_refuses_while_something_runs_or_is_prepared(inspected: Inspecte
     for path in node.plugin.glob("state.db*"):
         path.unlink()
     status, text = inspected.run("cleanup")
-    assert (status, "it is not known what is prepared" in text) == (2, True)
+    assert (status, "claims have CDI files" in text) == (2, True)
     node.start()
     until(lambda: len(node.states()) == 3, "the journal to be rebuilt")
     node.mps_host.start()
@@ -152,4 +152,4 @@ def test_cleanup_removes_every_trace_and_nothing_else(inspected: Inspected) -> N
     assert inspected.run("cleanup")[0] == 0
     assert not node.plugin.exists()
     assert inspected.run("cleanup") == (0, "nothing of this driver is on this node\n")
-    assert "no node process has run here" in inspected.run("state")[1]
+    assert "no node process has run on this node" in inspected.run("state")[1]

@@ -1,4 +1,4 @@
-"""All checks in the order in which they run. Those that disturb the driver come last."""
+"""All checks in the order of a run. Checks that disturb the driver come last."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""The driver is killed and started again, when idle and during calls; slices or files disappear or change."""
+"""Check a driver that is killed and started again, when idle and during calls, and lost or changed slices and files."""
 
 import random
 import time
@@ -23,7 +23,7 @@ from dra_driver.core.unix_grpc import is_served
     level="should",
 )
 def files_vanish(bench: Bench) -> None:
-    """CDI files that vanished are written again by the next prepare.
+    """The next prepare writes lost CDI files again.
 
     /var/run is empty after a reboot, and the kubelet calls NodePrepareResources again for the pods of the node
     (kubernetes#141433).
@@ -43,7 +43,7 @@ def files_vanish(bench: Bench) -> None:
 
 @full("disturbed-all-slices", f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756, 785")
 def all_slices_vanish(bench: Bench) -> None:
-    """Slices that the kubelet deleted are published again.
+    """The driver publishes slices again that the kubelet deleted.
 
     When kubelet starts up, no DRA driver has registered yet; it deletes all ResourceSlices of the node.
     """
@@ -55,7 +55,7 @@ def all_slices_vanish(bench: Bench) -> None:
 
 @full("disturbed-one-slice", f"{CONTROLLER}:64-69")
 def one_slice_vanishes(bench: Bench) -> None:
-    """A single slice that was deleted is published again.
+    """The driver publishes a single deleted slice again.
 
     A human mistake gets fixed: the controller syncs 30 s after the last event.
     """
@@ -66,7 +66,7 @@ def one_slice_vanishes(bench: Bench) -> None:
 
 @full("disturbed-other-slices", "staging/src/k8s.io/api/resource/v1/types.go:119-128")
 def other_slices_stay(bench: Bench) -> None:
-    """Slices of other drivers on the node are left alone.
+    """Slices of other drivers on the node stay unchanged.
 
     Driver identifies the DRA driver providing the capacity information.
     """
@@ -89,7 +89,7 @@ def other_slices_stay(bench: Bench) -> None:
 
 @full("disturbed-taints", "staging/src/k8s.io/api/resource/v1/types.go:823-836", needs=("taints",))
 def taints_stay(bench: Bench) -> None:
-    """Taints, and the times of those that evict, are the same after slices were published again.
+    """Taints, and the times of evicting taints, are unchanged after slices are published again.
 
     TimeAdded represents the time at which the taint was added; eviction counts from it.
     """
@@ -115,7 +115,7 @@ def taints_stay(bench: Bench) -> None:
 
 @full("disturbed-changed-slice", f"{CONTROLLER}:64-69", level="should")
 def slice_is_changed(bench: Bench) -> None:
-    """A slice that another client changed is put right.
+    """The driver corrects a slice that another client changed.
 
     A human mistake gets fixed: the controller syncs 30 s after the last event.
     """
@@ -124,7 +124,7 @@ def slice_is_changed(bench: Bench) -> None:
 
 @full("disturbed-after-write", f"{MANAGER}:164-179, test/e2e_node/dra_test.go:756")
 def deleted_after_a_write(bench: Bench) -> None:
-    """Slices that are deleted soon after the driver wrote them are published again.
+    """The driver publishes slices again that are deleted soon after it wrote them.
 
     When kubelet starts up, it deletes all ResourceSlices of the node; that can be at any time.
     """
@@ -177,7 +177,7 @@ OTHER_SOCKET: Final = "dra-conformance-other.sock"
 
 @full("restart-registers", "test/e2e_node/dra_test.go:127", needs=("restart",))
 def registers_again(bench: Bench) -> None:
-    """A killed driver takes its sockets over and registers again.
+    """A killed driver takes over its sockets and registers again.
 
     must register after plugin restart
     """
@@ -188,11 +188,11 @@ def registers_again(bench: Bench) -> None:
 
 @full("restart-endpoint", "test/e2e_node/dra_test.go:482", needs=("restart",))
 def connection_recovers(bench: Bench) -> None:
-    """The DRA socket is served again when the driver has registered again.
+    """The DRA socket is served again after the driver registers again.
 
     must be functional after service reconnect
     """
-    # The kubelet keeps a connection whose socket is made again; only its registration is new.
+    # The kubelet keeps a connection whose socket is recreated; only its registration is new.
     old = bench.plugin().info.endpoint
     bench.restart()
     new = bench.plugin().info.endpoint
@@ -220,7 +220,7 @@ def claims_are_kept(bench: Bench) -> None:
 def cdi_stays(bench: Bench) -> None:
     """CDI ids of a prepared claim resolve after a restart, before any call.
 
-    The kubelet does not prepare a claim again that it has prepared, and starts further containers with it.
+    The kubelet does not prepare a prepared claim again, and starts further containers with it.
     """
     devices = bench.prepared(bench.claim())
     bench.restart()
@@ -229,7 +229,7 @@ def cdi_stays(bench: Bench) -> None:
 
 @full("restart-unprepare", f"{HELPER}:100-110", needs=("restart",))
 def unprepared_by_the_next(bench: Bench) -> None:
-    """A claim is unprepared by the next process, after its object is gone.
+    """The next process unprepares a claim, after its object is deleted.
 
     The DRA driver cannot assume that the matching PrepareResourceClaims call was handled by the same process.
     """
@@ -254,7 +254,7 @@ def still_in_use(bench: Bench) -> None:
     if not bench.refusal(second.key, waits=True):
         raise ViolationError(
             f"after the restart, device {min(first.devices())[1]} of claim {first.key} was prepared for {second.key}, "
-            "too; expected an error: remember prepared claims, and check them"
+            "too; expected an error: record prepared claims, and check them"
         )
 
 
@@ -290,7 +290,7 @@ def killed_in_prepare(bench: Bench) -> None:
 
 @full("restart-in-unprepare", f"test/e2e_node/dra_test.go:729, {HELPER}:112-115", needs=("restart",))
 def killed_in_unprepare(bench: Bench) -> None:
-    """A driver that was killed during unprepare can be asked again.
+    """A driver that was killed during unprepare accepts the call again.
 
     must call NodeUnprepareResources again if it's in progress for one plugin when Kubelet restarts
     """
@@ -308,9 +308,9 @@ def killed_in_unprepare(bench: Bench) -> None:
 
 @full("restart-other-sockets", "pkg/kubelet/pluginmanager/pluginwatcher/plugin_watcher.go:160-190", needs=("restart",))
 def other_sockets_stay(bench: Bench) -> None:
-    """Sockets of other plugins in the folder are left alone.
+    """Sockets of other plugins in the directory stay unchanged.
 
-    The registrar folder has the sockets of all plugins of the node.
+    The registrar directory has the sockets of all plugins of the node.
     """
     path = bench.subject.registrar_dir / OTHER_SOCKET
     with served_socket(path):
@@ -330,7 +330,7 @@ def _use(bench: Bench, ended: CheckClaim) -> None:
 def _moments(typical_s: float) -> list[float]:
     """Return when to kill, in seconds after the call: a random moment in each part of 1.5 calls."""
     part = LATEST * typical_s / KILLS
-    return [part * random.uniform(at, at + 1) for at in range(KILLS)]  # noqa: S311 - any moment will do
+    return [part * random.uniform(at, at + 1) for at in range(KILLS)]  # noqa: S311 - any moment is fine
 
 
 def _typical_s(bench: Bench) -> tuple[float, float]:

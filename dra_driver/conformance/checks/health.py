@@ -30,7 +30,7 @@ _OPEN_S: Final = 1.0
 
 
 class Report(Struct, frozen=True, kw_only=True):
-    """The newest report of a device; ``reports`` counts those of this stream, ``gap_s`` is the longest pause."""
+    """The newest report of a device; ``reports`` counts reports on this stream, ``gap_s`` is the longest pause."""
 
     health: int
     timeout_s: float
@@ -44,7 +44,7 @@ Reports = dict[tuple[str, str], Report]
 
 
 class SilentStreamError(ViolationError):
-    """The stream is open, and reports nothing."""
+    """The stream is open but reports nothing."""
 
 
 @full("health-v1alpha1", f"{MANAGER}:387-408", level="should")
@@ -79,16 +79,16 @@ def reports_prepared_devices(bench: Bench) -> None:
         if not read_until(stream, lambda now: wanted <= now.keys(), bench.left_s(bench.limits.health_s), reports):
             missing = min(wanted - reports.keys())[1]
             raise ViolationError(
-                f"{version} is advertised, and the stream does not report device {shown(missing)} of a prepared claim "
+                f"{version} is advertised, but the stream does not report device {shown(missing)} of a prepared claim "
                 f"within {bench.limits.health_s:g} s; report it, or do not advertise the service"
             )
 
 
 @full("health-healthy", f"{PROTO}:30-38", needs=("health",))
 def free_devices_are_healthy(bench: Bench) -> None:
-    """A device that is offered without a taint is reported as healthy.
+    """A published device without a taint is reported as healthy.
 
-    HEALTHY indicates that the device is operating normally: the scheduler gives it to new pods.
+    HEALTHY indicates that the device is operating normally: the scheduler allocates it to new pods.
     """
     claim = bench.claim()
     bench.prepared(claim)
@@ -96,13 +96,13 @@ def free_devices_are_healthy(bench: Bench) -> None:
     for key in sorted(claim.devices() & found.keys()):
         if found[key].health != HEALTHY:
             raise ViolationError(
-                f"device {shown(key[1])} has no taint and was prepared, and the stream reports it as "
+                f"device {shown(key[1])} is prepared and has no taint. The stream reports it as "
                 f"{_named(found[key].health)}, expected Healthy; report its health, or taint it"
             )
 
 
 def _named(health: int) -> str:
-    return {0: "Unknown", HEALTHY: "Healthy", UNHEALTHY: "Unhealthy"}.get(health, f"{health}, which is no health")
+    return {0: "Unknown", HEALTHY: "Healthy", UNHEALTHY: "Unhealthy"}.get(health, f"{health}, an unknown value")
 
 
 @full("health-devices", f"{PROTO}:40-47", needs=("health",))
@@ -118,13 +118,13 @@ def devices_exist(bench: Bench) -> None:
 
 @full("health-message", f"{PROTO}:65-68", level="should", needs=("health",))
 def messages_are_short(bench: Bench) -> None:
-    """Messages are not longer than the kubelet keeps.
+    """Messages are not longer than the kubelet's limit.
 
     Maximum length is 1024 characters. Messages longer than 1024 characters will be truncated.
     """
     longest = max(report.message_length for report in _first(bench).values())
     if longest > MAX_MESSAGE:
-        raise ViolationError(f"a message has {longest} characters, the kubelet cuts after {MAX_MESSAGE}")
+        raise ViolationError(f"a message has {longest} characters, the kubelet truncates it after {MAX_MESSAGE}")
 
 
 @full("health-repeated", f"{PROTO}:60-75, {HEALTH_INFO}:32-33, 140-142", needs=("health",))
@@ -138,7 +138,7 @@ def repeated_in_time(bench: Bench) -> None:
     reports: Reports = {}
     with _stream(bench, _version(bench)) as stream:
         if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):
-            raise ViolationError("the stream reported nothing this time, and had reported devices before")
+            raise ViolationError("the stream reported devices before and reports nothing now")
         first = set(reports)
         wait_s = longest_wait_s(reports) + bench.limits.pause_s
         read_until(stream, lambda now: all(now[key].reports > 1 for key in first), bench.left_s(wait_s), reports)
@@ -152,25 +152,25 @@ def repeated_in_time(bench: Bench) -> None:
 
 @full("health-reopened", "test/e2e_node/dra_test.go:1020", needs=("health",))
 def reopened(bench: Bench) -> None:
-    """A stream that is opened again reports the same devices.
+    """A reopened stream reports the same devices.
 
     should automatically reconnect both DRA and Health API after connection drop
     """
     before = _first(bench)
     after = _read_first(bench)
     if lost := sorted(set(before) - set(after)):
-        raise ViolationError(f"a stream that was opened again does not report device {lost[0][1]}")
+        raise ViolationError(f"a reopened stream does not report device {lost[0][1]}")
 
 
 @full("health-versions", f"{PROTO}:20-77", needs=("health",))
 def versions_agree(bench: Bench) -> None:
-    """Both versions of the stream report the same.
+    """Both versions of the stream report the same health.
 
     v1 has the messages of v1alpha1; a kubelet opens one of them.
     """
     versions = [one for one in bench.plugin().info.versions if one in HEALTH_SERVICES]
     if len(versions) < 2:
-        raise NotApplicableError("the driver advertises one version of the health stream at most")
+        raise NotApplicableError("the driver advertises at most one version of the health stream")
     bench.prepared(bench.claim())
     found = [{key: report.health for key, report in _read_first(bench, version).items()} for version in versions]
     if found[0] != found[1]:
@@ -179,7 +179,7 @@ def versions_agree(bench: Bench) -> None:
 
 @full("health-beside-prepare", "test/e2e_node/dra_test.go:1066", needs=("health",))
 def beside_prepare(bench: Bench) -> None:
-    """Claims are prepared while health streams are open.
+    """The driver prepares claims while health streams are open.
 
     should handle concurrent DRA operations and health monitoring without connection issues
     """
@@ -197,7 +197,7 @@ def beside_prepare(bench: Bench) -> None:
 
 @full("health-follows", f"{PROTO}:30-38, 60-77", needs=("health", "faults"))
 def health_follows(bench: Bench) -> None:
-    """The stream reports a device that breaks, no other one, and its repair.
+    """The stream reports a broken device, only that device, and its repair.
 
     UNHEALTHY indicates that the device has reported a problem.
     """
@@ -216,7 +216,7 @@ def health_follows(bench: Bench) -> None:
             seen = _named(reports[key].health) if key in reports else "not reported"
             raise ViolationError(
                 f"device {shown(key[1])} is {seen} on the open stream {within_s:.0f} s {when}, expected "
-                f"{_named(wanted)}; send each change of health to the streams that are open"
+                f"{_named(wanted)}; send each change of health to the open streams"
             )
 
     with _stream(bench, _version(bench)) as stream:
@@ -228,7 +228,7 @@ def health_follows(bench: Bench) -> None:
             blamed = sorted(other for other in before - {key} if reports[other].health == UNHEALTHY)
             if blamed:
                 raise ViolationError(
-                    f"the suite broke device {shown(key[1])}, and the stream reports {shown(blamed[0][1])} as Unhealthy"
+                    f"the suite broke device {shown(key[1])}, but the stream reports {shown(blamed[0][1])} as Unhealthy"
                 )
         finally:
             faults.recover(*key)
@@ -248,7 +248,7 @@ def reports_something(bench: Bench) -> str:
         return f"the health stream is optional, and not implemented: {error}"
     finally:
         bench.clean()
-    return "" if found else "the stream is open and reports nothing"
+    return "" if found else "the stream is open but reports nothing"
 
 
 def _first(bench: Bench) -> Reports:
@@ -257,7 +257,7 @@ def _first(bench: Bench) -> Reports:
 
 
 def _read_first(bench: Bench, version: str = "") -> Reports:
-    """Return the first report of a new stream. Raises ViolationError if there is none."""
+    """Return the first report of a new stream. Raises ViolationError without a report."""
     reports: Reports = {}
     with _stream(bench, version or _version(bench)) as stream:
         if not read_until(stream, bool, bench.left_s(bench.limits.health_s), reports):

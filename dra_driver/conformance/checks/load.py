@@ -1,4 +1,4 @@
-"""Shares of devices (KEP-5075), admin access (KEP-5018), overlapping and abandoned calls, and the largest inputs."""
+"""Check shares of devices (KEP-5075), admin access (KEP-5018), overlapping and abandoned calls, and largest inputs."""
 
 import uuid
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from dra_driver.core.unix_grpc import CallError, PendingCall
 
 @full("share-ids", f"{TYPES}:1845-1854, {PROTO}:79-81", needs=("shares",))
 def share_ids(bench: Bench) -> None:
-    """The answer for a share has its share id.
+    """The answer for a share contains its share id.
 
     ShareID uniquely identifies an individual allocation share of the device.
     """
@@ -63,7 +63,7 @@ def twice_in_one_claim(bench: Bench) -> None:
 
 @full("share-one-ends", f"{TYPES}:1845-1854, 2082", needs=("shares",))
 def one_ends(bench: Bench) -> None:
-    """The end of one share leaves the others.
+    """The end of one share leaves all other shares prepared.
 
     Shares are keyed by driver, pool, device and ShareID.
     """
@@ -71,14 +71,14 @@ def one_ends(bench: Bench) -> None:
     before = bench.prepared(kept)
     bench.prepared(ended)
     bench.unprepared(ended.key)
-    bench.check_resolves(before, "the end of one share took another one's device")
+    bench.check_resolves(before, "the end of one share removed the device of another share")
     if bench.prepared(kept) != before:
         raise ViolationError("the end of one share changed the answer for another")
 
 
 @full("admin-beside-user", f"{TYPES}:1083-1094", needs=("admin-access",))
 def admin_beside_user(bench: Bench) -> None:
-    """Admin access works while a claim has the device.
+    """Admin access works while a claim holds the device.
 
     Claims with AdminAccess ignore all ordinary claims to the device with respect to access modes and any resource
     allocations.
@@ -92,7 +92,7 @@ def admin_beside_user(bench: Bench) -> None:
 
 @full("admin-leaves-device-free", f"{TYPES}:1083-1094", needs=("admin-access",))
 def user_beside_admin(bench: Bench) -> None:
-    """Admin access does not keep others from the device.
+    """Admin access does not block the device for other claims.
 
     Claims with AdminAccess are expected to be used for monitoring or other management services.
     """
@@ -113,7 +113,7 @@ def admin_ends(bench: Bench) -> None:
     admin = bench.claim(keys=user.devices(), busy=True, adminAccess=True)
     bench.prepared(admin)
     bench.unprepared(admin.key)
-    bench.check_resolves(before, "the end of admin access took the user's device")
+    bench.check_resolves(before, "the end of admin access removed the user's device")
     if bench.prepared(user) != before:
         raise ViolationError("the end of admin access changed the answer for the user's claim")
 
@@ -163,7 +163,7 @@ def same_claim(bench: Bench) -> None:
     """Overlapping prepares of one claim give the same answer.
 
     This call must be idempotent. After its deadline of 45 s, the kubelet calls again while the driver may still
-    work on the first call.
+    process the first call.
     """
     claim = bench.claim()
     plugin = bench.plugin()
@@ -192,7 +192,7 @@ def different_claims(bench: Bench) -> None:
 
 @full("parallel-device-in-use", f"{HELPER}:77-82")
 def same_device(bench: Bench) -> None:
-    """A device of two claims in overlapping calls is prepared for one of them at most.
+    """A device of two claims in overlapping calls is prepared for at most one of them.
 
     The DRA driver is the last line of defense against using the same device for two different unrelated workloads.
     """
@@ -205,7 +205,7 @@ def same_device(bench: Bench) -> None:
 
 @full("parallel-given-up", "test/e2e_node/dra_test.go:203, 270")
 def caller_gave_up(bench: Bench) -> None:
-    """A claim is prepared after calls that the kubelet gave up.
+    """A claim is prepared after calls that the kubelet canceled.
 
     must keep pod in pending state if NodePrepareResources times out; the kubelet then calls again.
     """
@@ -214,7 +214,7 @@ def caller_gave_up(bench: Bench) -> None:
         pending = bench.plugin().begin_prepare([claim.key])
         bench.pause(seconds)
         pending.cancel()
-    bench.check_resolves(bench.prepared(claim), "after calls that the kubelet gave up")
+    bench.check_resolves(bench.prepared(claim), "after calls that the kubelet canceled")
     bench.unprepared(claim.key)
 
 
@@ -239,7 +239,7 @@ def unprepare_twice_at_once(bench: Bench) -> None:
 
 @full("parallel-nothing-piles-up", f"{HELPER}:98")
 def nothing_piles_up(bench: Bench) -> None:
-    """Ten claims leave no files behind.
+    """Ten claims leave no files.
 
     UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
     """
@@ -249,7 +249,9 @@ def nothing_piles_up(bench: Bench) -> None:
         bench.finish(bench.prepared_claim())
     after = len(cdi_folder.files(bench.subject.cdi_dirs))
     if after >= before + ROUNDS:
-        raise ViolationError(f"the CDI folders had {before} files before {ROUNDS} claims and have {after} after them")
+        raise ViolationError(
+            f"the CDI directories had {before} files before {ROUNDS} claims and have {after} after them"
+        )
 
 
 def _all(bench: Bench, pending: Sequence[PendingCall]) -> list[dict[str, PrepareAnswer]]:

@@ -1,4 +1,4 @@
-"""NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
+"""Check NodePrepareResources and NodeUnprepareResources: answers, devices, CDI ids, repetition, malformed claims."""
 
 import uuid
 from collections.abc import Iterable, Iterator
@@ -56,7 +56,7 @@ def devices_match(bench: Bench) -> None:
 def requests_are_base_names(bench: Bench) -> None:
     """request_names have no subrequest.
 
-    The helper strips subrequest names: the kubelet compares with the request's own name.
+    The helper strips subrequest names: the kubelet compares with the name of the request.
     """
     exactly = {"deviceClassName": bench.cluster.class_name, "allocationMode": "ExactCount", "count": 1}
     request = {"name": "first", "firstAvailable": [{"name": "choice", **exactly}]}
@@ -94,18 +94,18 @@ def cdi_ids_resolve(bench: Bench) -> None:
 def cdi_ids_are_given(bench: Bench) -> None:
     """Each request of the claim gets a CDI device id.
 
-    A single device instance may map to several CDI device IDs. None is also valid: for a driver that hands devices to
+    A single device instance may map to several CDI device IDs. None is also valid, if the driver passes devices to
     containers in another way (--no-cdi).
     """
     claim = bench.claim()
     devices = bench.prepared(claim)
     check_devices(bench, claim, devices)
     for request in sorted(_requests(bench, claim)):
-        # An answer without request_names is for all requests.
+        # An answer without request_names applies to all requests.
         if not any(device.cdi_ids for device in devices if request in device.requests or not device.requests):
             raise ViolationError(
                 f"claim {claim.key}: no device of request {shown(request)} has cdi_device_ids, so a container gets "
-                "nothing; answer with the ids of the device, or run with --no-cdi if it is handed over in another way"
+                "no device; answer with the ids of the device, or run with --no-cdi if you pass it in another way"
             )
 
 
@@ -116,7 +116,7 @@ CDI_EDITS: Final = "cncf-tags/container-device-interface pkg/cdi/container-edits
 def device_nodes_exist(bench: Bench) -> None:
     """Device nodes in the edits exist on the host, with the same type and numbers.
 
-    A runtime fails the container if the path of a device node without type and major is no device node.
+    A runtime fails the container if a device node has no type and major, and its path is not a device node.
     """
     for what, edits in _samples(bench):
         _raise_first(what, bench.subject.host.node_problems(edits), "name a node of the device")
@@ -129,26 +129,26 @@ def hooks_can_run(bench: Bench) -> None:
     A runtime that cannot run a hook, or mount a source, fails the container.
     """
     for what, edits in _samples(bench):
-        _raise_first(what, bench.subject.host.hook_problems(edits), "install it or leave it out")
+        _raise_first(what, bench.subject.host.hook_problems(edits), "install it or remove it from the edits")
 
 
 @basic("prepare-cdi-isolation", "opencontainers/runtime-spec config-linux.md (Devices, Allowed Device list)")
 def the_host_stays_closed(bench: Bench) -> None:
-    """No device node in the edits opens the host's disks or memory.
+    """No device node in the edits gives access to the host's disks or memory.
 
-    Edits allow the container to use each device node as it likes.
+    Edits give the container full access to each device node.
     """
     for what, edits in _samples(bench):
         for path, opens in bench.subject.host.dangers(edits):
             if opens != "a block device" or not bench.subject.has_disks:
                 raise ViolationError(
-                    f"{what}: deviceNodes: {shown(path)} is {opens}; leave it out (--block-devices allows disks)"
+                    f"{what}: deviceNodes: {shown(path)} is {opens}; remove it (--block-devices allows disks)"
                 )
 
 
 @basic("prepare-cdi-differs", f"{HELPER}:77-82", needs=("2-devices",))
 def devices_differ(bench: Bench) -> None:
-    """Two devices that exclude other users get different edits, with a device node of their own if they have any.
+    """Two devices that exclude other users get different edits, with separate device nodes if they have any.
 
     The DRA driver is the last line of defense against using the same device for two different unrelated workloads.
     """
@@ -162,7 +162,7 @@ def devices_differ(bench: Bench) -> None:
         if sides[0][1].parts and (same := sameness(sides)):
             raise ViolationError(
                 f"claims for devices {pair[0].name} and {pair[1].name}: {same}; "
-                "give each device the edits of its own hardware"
+                "give each device the edits of its hardware"
             )
         for claim in claims:
             bench.finish(claim)
@@ -179,9 +179,9 @@ def _samples(bench: Bench) -> Iterator[tuple[str, MergedEdits]]:
 
 
 def largest_claim(bench: Bench) -> CheckClaim | None:
-    """Claim the largest device: a small one may be a partition that only a claim creates, and admin access does not."""
+    """Claim the largest device: a small one may be a partition that admin access cannot create."""
     found = [one for one in bench.scheduler.usable() if not one.is_shared]
-    with suppress(UnableError):  # it may exclude a device of another claim
+    with suppress(UnableError):  # the largest may exclude a device of another claim
         return bench.claim(keys={max(found, key=size).key}) if found else None
     return None
 
@@ -263,7 +263,7 @@ def unknown_device(bench: Bench) -> None:
 
 @basic("prepare-device-in-use", f"{HELPER}:77-82")
 def device_in_use(bench: Bench) -> None:
-    """A device that another claim has is not prepared again.
+    """A device of another claim is not prepared again.
 
     A DRA driver should verify that all devices are not already in use for some other ResourceClaim: it is the last
     line of defense.
@@ -281,7 +281,7 @@ def device_in_use(bench: Bench) -> None:
 
 @basic("prepare-device-twice", f"{HELPER}:77-82")
 def device_twice_in_a_call(bench: Bench) -> None:
-    """A device of two claims in one call is prepared for one of them at most.
+    """A device of two claims in one call is prepared for at most one of them.
 
     A DRA driver should verify that all devices are not already in use for some other ResourceClaim.
     """
@@ -293,14 +293,14 @@ def device_twice_in_a_call(bench: Bench) -> None:
 
 @basic("prepare-overlap", "staging/src/k8s.io/api/resource/v1/types.go:185-240", needs=("partitions",))
 def overlapping_devices(bench: Bench) -> None:
-    """Of two devices that need more of a counter than there is, one is prepared at a time.
+    """Only one of two devices that together exceed a counter is prepared at a time.
 
     Devices consume counters of the counter sets of their pool: both devices are the same hardware.
     """
     slices, usable = bench.slices(), sorted((one for one in bench.scheduler.usable() if not one.is_shared), key=size)
     pair = next(_overlapping(slices, usable), None)
     if pair is None:
-        raise NotApplicableError("no two devices without taints exclude each other")
+        raise NotApplicableError("the driver has no untainted devices that exclude each other")
     small, large = (bench.claim(keys={device.key}, busy=True) for device in pair)
     bench.prepared(small)
     if not bench.refusal(large.key, waits=True):
@@ -321,7 +321,7 @@ def _overlapping(
 
 @basic("prepare-error-per-claim", f"{PROTO}:25-28", level="should")
 def error_of_one_claim(bench: Bench) -> None:
-    """A claim that fails does not fail the others of the call.
+    """A claim that fails does not fail other claims of the call.
 
     Failures for individual claims can be reported inside NodePrepareResourcesResponse.
     """
@@ -336,7 +336,7 @@ def error_of_one_claim(bench: Bench) -> None:
 
 @basic("prepare-other-results", f"{TYPES}:1764-1775")
 def results_of_other_drivers(bench: Bench) -> None:
-    """Devices of other drivers in the same claim are left to them.
+    """The driver ignores devices of other drivers in the same claim.
 
     Driver specifies the name of the DRA driver whose kubelet plugin should be invoked for the device.
     """
@@ -352,7 +352,7 @@ def results_of_other_drivers(bench: Bench) -> None:
 
 @basic("prepare-other-configuration", f"{TYPES}:1732-1738")
 def configuration_of_other_drivers(bench: Bench) -> None:
-    """Configuration for other drivers is ignored.
+    """The driver ignores configuration for other drivers.
 
     This includes configuration parameters for drivers which have no allocated devices in the result. They can
     silently ignore unknown configuration parameters.
@@ -369,7 +369,7 @@ def configuration_of_other_drivers(bench: Bench) -> None:
 def malformed_claims(bench: Bench) -> None:
     """Claims with malformed names and UIDs do no harm.
 
-    namespace, uid and name are required; a driver that builds file names of them has to check them.
+    namespace, uid and name are required; a driver that builds file names from them must check them.
     """
     claim, mark = bench.claim(), f"dra-conformance-{uuid.uuid4().hex[:12]}"
     own = [*bench.subject.cdi_dirs, bench.subject.registrar_dir, Path(bench.plugin().info.endpoint).parent]
@@ -384,19 +384,19 @@ def malformed_claims(bench: Bench) -> None:
                 raise ViolationError(f"unprepare of a claim with UID {shown(uid)!r} deleted {lost[0]}; {_CHECK_UIDS}")
             if left := [path for path in _beside(own) if mark in path.name and path not in canaries]:
                 raise ViolationError(
-                    f"a claim with UID {shown(uid)!r} left {left[0]} outside of the driver's folders; {_CHECK_UIDS}"
+                    f"a claim with UID {shown(uid)!r} left {left[0]} outside of the driver's directories; {_CHECK_UIDS}"
                 )
     bench.prepared(claim)
 
 
-_CHECK_UIDS: Final = "accept only UIDs without a slash, and build no path of others"
+_CHECK_UIDS: Final = "accept only UIDs without a slash, and build no path from other UIDs"
 _LEVELS: Final = 3
 _MAX_NAMES: Final = 100_000
 
 
 @contextmanager
 def _canaries(folders: Iterable[Path], mark: str) -> Iterator[list[Path]]:
-    """Files beside the CDI folders that a path made of a UID can hit; none where the suite cannot write."""
+    """Files next to the CDI directories that a path made of a UID can hit; none where the suite cannot write."""
     made: list[Path] = []
     try:
         for path in {folder.resolve().parent / f"{mark}{ending}" for folder in folders for ending in ("", ".json")}:
@@ -410,7 +410,7 @@ def _canaries(folders: Iterable[Path], mark: str) -> Iterator[list[Path]]:
 
 
 def _beside(folders: Iterable[Path]) -> Iterator[Path]:
-    """What lies in the folders above these, up to `_LEVELS`, and in none of these."""
+    """Entries of the directories above these, up to `_LEVELS`, that are outside of these."""
     resolved = {folder.resolve() for folder in folders}
     above = {parent for folder in resolved for parent in folder.parents[:_LEVELS]}
     for parent in sorted(above):
@@ -485,7 +485,7 @@ def unprepared_twice(bench: Bench) -> None:
 
 @basic("unprepare-unknown", f"{HELPER}:114-115")
 def unprepared_unknown(bench: Bench) -> None:
-    """A claim that was never prepared is no error.
+    """Unprepare of a claim that was never prepared succeeds.
 
     It is not an error if this gets called for a ResourceClaim which is not currently prepared.
     """
@@ -494,7 +494,7 @@ def unprepared_unknown(bench: Bench) -> None:
 
 @basic("unprepare-claim-gone", f"{HELPER}:100-104")
 def claim_is_gone(bench: Bench) -> None:
-    """A claim whose object was deleted is unprepared.
+    """A claim whose object is deleted is unprepared.
 
     At the time when this gets called, the original ResourceClaims may have been deleted already.
     """
@@ -515,7 +515,7 @@ def known_and_unknown(bench: Bench) -> None:
 
 @basic("unprepare-frees", f"{HELPER}:98")
 def device_is_free_again(bench: Bench) -> None:
-    """The device can be prepared for another claim afterwards.
+    """After unprepare, the device can be prepared for another claim.
 
     UnprepareResourceClaims must undo whatever work PrepareResourceClaims did.
     """
@@ -540,13 +540,13 @@ def prepared_again(bench: Bench) -> None:
 def others_stay(bench: Bench) -> None:
     """Other claims stay prepared.
 
-    The claims of the request are reverted, and no others.
+    The driver unprepares only the claims of the request.
     """
     kept, ended = bench.claim(), bench.claim()
     before = bench.prepared(kept)
     bench.prepared(ended)
     bench.unprepared(ended.key)
-    bench.check_resolves(before, "unprepare of one claim took devices of another")
+    bench.check_resolves(before, "unprepare of one claim removed devices of another")
     if bench.prepared(kept) != before:
         raise ViolationError("unprepare of one claim changed the answer for another")
 
@@ -567,7 +567,7 @@ def files_go(bench: Bench) -> None:
     left += sorted(made & cdi_folder.resolved(folders))
     if left:
         raise ViolationError(
-            f"claim {claim.key} was unprepared, and its CDI files or ids remain: {', '.join(map(shown, left[:4]))}; "
+            f"claim {claim.key} was unprepared, but its CDI files or ids remain: {', '.join(map(shown, left[:4]))}; "
             "delete them, or a container that names them still gets the device"
         )
 

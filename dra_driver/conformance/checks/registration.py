@@ -1,4 +1,4 @@
-"""Registration with the kubelet, and ResourceSlices of an undisturbed driver."""
+"""Check the registration with the kubelet, and ResourceSlices of an undisturbed driver."""
 
 import re
 from collections import Counter
@@ -20,9 +20,9 @@ _STREAM_OPEN_S: Final = 0.5
 
 @basic("registration-answers", f"{GENERATOR}:88-101")
 def answers(bench: Bench) -> None:
-    """A socket in the registrar folder answers GetInfo in time.
+    """A socket in the registrar directory answers GetInfo in time.
 
-    The kubelet dials every socket in the folder (10 s) and calls GetInfo (1 s).
+    The kubelet dials every socket in the directory (10 s) and calls GetInfo (1 s).
     """
     try:
         bench.info()
@@ -36,12 +36,11 @@ def answers(bench: Bench) -> None:
 def type_is_known(bench: Bench) -> None:
     """The plugin has the type of DRA drivers.
 
-    no handler registered for plugin type: the kubelet refuses types that it does not know; that of DRA is
-    DRAPlugin.
+    no handler registered for plugin type: the kubelet refuses unknown types; the type of DRA is DRAPlugin.
     """
     if (info := bench.info()).type != "DRAPlugin":
         raise ViolationError(
-            f"GetInfo says type {info.type!r}, expected 'DRAPlugin'; the kubelet has no handler for it"
+            f"GetInfo returns type {info.type!r}, expected 'DRAPlugin'; the kubelet has no handler for it"
         )
 
 
@@ -54,14 +53,14 @@ def name_is_the_drivers(bench: Bench) -> None:
     """
     info = bench.info()
     if info.name != bench.subject.driver:
-        raise ViolationError(f"GetInfo says name {info.name!r}, expected {bench.subject.driver!r}")
+        raise ViolationError(f"GetInfo returns name {info.name!r}, expected {bench.subject.driver!r}")
     if len(info.name) > 63 or not _SUBDOMAIN.fullmatch(info.name):
         raise ViolationError(f"{info.name!r} is not a DNS subdomain of at most 63 characters")
 
 
 @basic("registration-endpoint", f"{MANAGER}:370-415")
 def endpoint_accepts(bench: Bench) -> None:
-    """The DRA socket accepts connections when GetInfo has named it.
+    """The DRA socket accepts connections after GetInfo has named it.
 
     The kubelet connects to the endpoint when the plugin registers, to detect early whether the plugin is really
     available.
@@ -77,7 +76,7 @@ def endpoint_accepts(bench: Bench) -> None:
 def version_is_supported(bench: Bench) -> None:
     """supported_versions has an entry that a kubelet supports.
 
-    An empty list of supported gRPC services, or one without any that the kubelet supports, is refused.
+    The kubelet refuses an empty list of gRPC services, and a list without a supported service.
     """
     versions = bench.info().versions
     if not any(one in DRA_SERVICES for one in versions):
@@ -120,21 +119,21 @@ def asked_again(bench: Bench) -> None:
     """
     first, second = bench.info(), bench.info()
     if first != second:
-        raise ViolationError(f"the second GetInfo says {second}, the first said {first}")
+        raise ViolationError(f"the second GetInfo returns {second}, the first returned {first}")
 
 
 @basic("registration-after-refusal", "test/e2e_node/dra_test.go:140, 163")
 def refused_then_registered(bench: Bench) -> None:
-    """A driver that was refused can be registered later.
+    """A refused driver can be registered later.
 
     must recover and register after registration failure
     """
     registrar = bench.registrar()
     try:
         notify(registrar.path, bench.limits, registered=False, error="refused by the conformance suite")
-    except CallError as error:  # any answer will do: the kubelet logs it (operation_generator.go:105)
+    except CallError as error:  # any answer is fine: the kubelet logs it (operation_generator.go:105)
         if error.code in {"DEADLINE_EXCEEDED", "UNIMPLEMENTED"}:
-            raise ViolationError(f"a refused registration is not received: {error}") from error
+            raise ViolationError(f"the driver did not receive a refused registration: {error}") from error
     bench.reconnect()
     answers.run(bench)
     bench.plugin()
@@ -142,7 +141,7 @@ def refused_then_registered(bench: Bench) -> None:
 
 @basic("registration-kubelet-restart", "test/e2e_node/dra_test.go:111")
 def kubelet_restarts(bench: Bench) -> None:
-    """The driver serves a kubelet that was restarted.
+    """The driver serves a restarted kubelet.
 
     must register after Kubelet restart
     """
@@ -194,7 +193,7 @@ def are_published(bench: Bench) -> None:
 
 @basic("slices-count", f"{TYPES}:274-281")
 def count_is_right(bench: Bench) -> None:
-    """Each pool has as many slices as they say.
+    """Each pool has as many slices as its slices declare.
 
     ResourceSliceCount is the total number of ResourceSlices in the pool at this generation number.
     """
@@ -203,7 +202,7 @@ def count_is_right(bench: Bench) -> None:
 
 @basic("slices-generation", f"{TYPES}:258-272")
 def old_generations_go(bench: Bench) -> None:
-    """Slices of older generations do not stay.
+    """Slices of older generations are deleted.
 
     Whenever a driver changes something about a pool, it must change the generation in all ResourceSlices which are
     part of that pool.
@@ -291,15 +290,15 @@ def pool_name_is_own(bench: Bench) -> None:
     if bench.cluster.node in names:
         raise ViolationError(
             f"the pool with counters is named {bench.cluster.node}, like the node; another driver may use that name, "
-            "and then schedulers up to 1.36.2 hand out overlapping partitions. Expected a name with the driver in it"
+            "and then schedulers up to 1.36.2 allocate overlapping partitions. Expected a name that contains the driver"
         )
 
 
 @basic("slices-quiet", f"{CONTROLLER}:64-69")
 def quiet(bench: Bench) -> None:
-    """Nothing is written while nothing changes.
+    """Slices are written only when they change.
 
-    Drivers that wrote without need overloaded API servers of large clusters (kubernetes#140011).
+    Drivers with unnecessary writes overloaded API servers of large clusters (kubernetes#140011).
     """
     before = _versions(bench)
     bench.pause(bench.limits.quiet_s)

@@ -1,5 +1,5 @@
-"""Names the first broken layer between a GPU and a container: what was seen, what was expected, what to do.
+"""Find the first broken layer between a GPU and a container; report the observation, the expectation and the next step.
 
-Checks are values (`finding`), pure over facts that a reader has read before: of an API server, a file or a node.
-The modules are imported one by one, because the checks of a node must not load those of a cluster.
+Checks (`finding`) do no I/O: they evaluate facts of an API server, a file or a node that a reader collected.
+The package imports no module itself: the checks of a node must not load the cluster's.
 """

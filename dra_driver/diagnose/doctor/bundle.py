@@ -1,7 +1,7 @@
-"""Support bundles: the facts of a cluster, the driver's logs and the doctor's report, in one file without secrets.
+"""Write and read support bundles: facts of a cluster, driver logs and the doctor's report, in one file without secrets.
 
-A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. Reading writes nothing to disk, bounds
-sizes before anything is decompressed further, and skips members with other names.
+A ``.tar.gz`` of JSON and text files; `MANIFEST` is first and has the version. Reading writes nothing to disk, checks
+sizes before it decompresses more, and skips members with other names.
 """
 
 import gzip
@@ -48,12 +48,12 @@ SCHEMA_VERSION: Final = 1
 MANIFEST, STATE, FACTS, REPORT, TEXT = "manifest.json", "state.json", "facts.json", "doctor.json", "doctor.txt"
 LOGS: Final = "logs/"
 MAX_FILE_BYTES: Final = 256 << 20
-"""Of the compressed file."""
+"""Limit of the compressed file."""
 MAX_MEMBER_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 1 << 20
-"""Of what a member's headers say of it, such as a long name."""
+"""Limit of the headers of a member, such as a long name."""
 MAX_UNPACKED_BYTES: Final = 3 << 30
-"""Of the whole file, members that are passed over included."""
+"""Limit of the whole decompressed file, skipped members included."""
 _GZIP: Final = b"\x1f\x8b"
 
 
@@ -69,7 +69,7 @@ class SupportBundle(Struct, frozen=True, kw_only=True):
 
 
 def is_bundle(path: Path | str) -> bool:
-    """Whether the file begins as a bundle does. False for one that cannot be read: its reader says why."""
+    """Return whether the file begins as a bundle does. False for an unreadable file: `read` reports why."""
     try:
         with Path(path).open("rb") as file:
             return file.read(2) == _GZIP
@@ -78,7 +78,7 @@ def is_bundle(path: Path | str) -> bool:
 
 
 def write(bundle: SupportBundle, path: Path) -> int:
-    """Write the file, for its owner alone, whole or not at all; its size in bytes. Raises StorageError."""
+    """Write the file, readable only by its owner, whole or not at all; return its bytes. Raises StorageError."""
     packed = io.BytesIO()
     with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as zipped, tarfile.open(fileobj=zipped, mode="w") as tar:
         for name, content in _members(bundle):
@@ -94,7 +94,7 @@ def write(bundle: SupportBundle, path: Path) -> int:
 
 
 def read(path: Path | str) -> ClusterFacts:
-    """The facts in a bundle. Raises ConfigurationError with a sentence, also for a bundle of a newer version."""
+    """Return the facts in a bundle. Raises ConfigurationError, also for a bundle of a newer version."""
     where = str(path)
     found: dict[str, object] = {}
     for name, data in _files_in(Path(path), where):
@@ -103,7 +103,11 @@ def read(path: Path | str) -> ClusterFacts:
             check_document(found[name], KIND, SCHEMA_VERSION, where)
     missing = [name for name in (MANIFEST, STATE, FACTS) if name not in found]
     if missing:
-        raise ConfigurationError(f"{where}: no support bundle: {', '.join(missing)} is missing in it")
+        raise ConfigurationError(
+            f"{where}: not a support bundle: {', '.join(missing)} is missing in it",
+            reason="MemberMissing",
+            missing=missing,
+        )
     return _facts(found[FACTS], state_in([mapping(found[STATE])], where), where)
 
 
@@ -127,7 +131,7 @@ def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
 
 
 def _packed(facts: ClusterFacts) -> dict[str, object]:
-    """What the state does not have: the other facts, and why questions have no answer."""
+    """The facts that the cluster state does not contain, and the failures of questions."""
     kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
     kept |= facts.unanswered
     return {
@@ -139,7 +143,7 @@ def _packed(facts: ClusterFacts) -> dict[str, object]:
 def _facts(document: object, state: ClusterState, where: str) -> ClusterFacts:
     packed = document.get("answers") if isinstance(document, dict) else None
     if not isinstance(packed, dict):
-        raise ConfigurationError(f"{where}: {FACTS} has no answers")
+        raise ConfigurationError(f"{where}: {FACTS} has no answers", reason="NoAnswers")
     answers: dict[str, object] = {kind.field: list(getattr(state, kind.field)) for kind in KINDS}
     for name, value in packed.items():
         if name in fact.EXTRA or name in answers:
@@ -152,7 +156,7 @@ def _unpacked(value: object, where: str, present: object) -> object:
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
         return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
-        raise ConfigurationError(f"{where}: expected an answer, or why there is none")
+        raise ConfigurationError(f"{where}: expected an answer, or the reason for a missing one", reason="NotAnAnswer")
     return value["is"] if present is None else present
 
 
@@ -175,13 +179,13 @@ def _files_in(path: Path, where: str) -> Iterator[tuple[str, bytes]]:
     except OSError as error:
         raise ConfigurationError(f"cannot read {where}: {error.strerror or error}") from error
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise ConfigurationError(f"{where} is no support bundle that can be read: {error}") from error
+        raise ConfigurationError(f"{where} is not a readable support bundle: {error}", reason="NotABundle") from error
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which no more than ``longest`` bytes are read at once, and nothing behind `MAX_UNPACKED_BYTES`.
+    """A file that returns at most ``longest`` bytes per read, and ends at `MAX_UNPACKED_BYTES`.
 
-    `tarfile` reads a header as long as the header before it says, and passes over members of any size.
+    `tarfile` reads a header of the length that the header before it names, and skips members of any size.
     """
 
     def __init__(self, file: gzip.GzipFile) -> None:
@@ -206,24 +210,24 @@ def _json(data: bytes, where: str) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where} is not JSON that can be read: {str(error)[:200]}") from error
+        raise ConfigurationError(f"{where} is not readable JSON: {str(error)[:200]}", reason="NotJson") from error
 
 
 MOST_PODS: Final = 40
 MOST_BYTES: Final = 512 * 1024
-"""Of one log."""
+"""Limit of one log."""
 _LINES: Final = 3000
 
 
 class LogApi(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
+    """Subset of ``kube.rest.RestClient`` that this module uses."""
 
     def get_text(self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None) -> str: ...
 
 
 def read_logs(api: LogApi, facts: ClusterFacts, *, within_s: float) -> tuple[dict[str, str], list[str]]:
-    """Logs by ``namespace/pod/container``, of pods that are not ready first and of ended runs too, and messages about
-    omitted ones. ``within_s`` bounds each request."""
+    """Return logs by ``namespace/pod/container`` and a message for each omitted log. Pods that are not ready come
+    first; logs of ended containers are included. ``within_s`` bounds each request."""
     pods = sorted(
         facts.items_or_none(fact.DRIVER_PODS), key=lambda pod: (is_ready(pod), namespace_of(pod), name_of(pod))
     )
@@ -253,7 +257,7 @@ def _add(
     try:
         log = api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query, within_s=within_s)
     except (InvalidObjectError, NotFoundError):
-        return  # the container has not begun, or the run before is gone
+        return  # the container has not started, or the previous run's log is deleted
     except KubernetesApiError as error:
         left.append(f"the log of {name}: {error}")
         return

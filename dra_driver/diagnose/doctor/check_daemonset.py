@@ -1,4 +1,4 @@
-"""Checks of the DaemonSet of node processes: that it is there, that its pods are made, and that they run."""
+"""Check the DaemonSet of node processes: it exists, its pods are created and ready."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -41,30 +41,28 @@ _SIDE_EFFECTS: Final = frozenset({"ContainerCreating", "PodInitializing"})
 def _present(facts: ClusterFacts) -> Iterator[Finding]:
     found = facts.node_daemonsets
     if not found and facts.items_or_none("slices") and facts.own_slices:
-        yield warn(
-            f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}",
-            "node processes of this driver's chart",
-            "Leave it so where node processes run otherwise, as in the embedded cluster (dra-driver sim up); install "
-            "the chart where an uninstall left ResourceSlices.",
-            "cluster",
+        seen = f"devices are published, and no namespace has a DaemonSet {NODE_DAEMONSET}"
+        do = (
+            "No action if node processes run outside a DaemonSet, as in the embedded cluster (dra-driver sim up). "
+            "Otherwise install the chart, or delete ResourceSlices that an uninstall left."
         )
+        yield warn(seen, "node processes of this driver's chart", do, "cluster", reason="NoDaemonSet")
     elif not found:
-        yield fail(
-            f"no namespace has a DaemonSet {NODE_DAEMONSET}: the driver is not installed",
-            f"the DaemonSet {NODE_DAEMONSET} of this driver's chart",
+        seen = f"no namespace has a DaemonSet {NODE_DAEMONSET}: the driver is not installed"
+        do = (
             "Install it: helm install dra-driver deploy/chart -n dra-driver --create-namespace, or kubectl apply -k "
-            "deploy/base.",
-            "cluster",
+            "deploy/base."
         )
+        yield fail(seen, f"the DaemonSet {NODE_DAEMONSET} of this driver's chart", do, "cluster", reason="NotInstalled")
     for item in found:
         images = at(item, "spec", "images")
         image = images[0] if isinstance(images, list) and images else "unknown"
         yield ok(f"image {image}", subject_of("daemonset", item))
 
 
-@check("daemonset-pods-created", Layer.DAEMONSET, "that the DaemonSet's pods are created")
+@check("daemonset-pods-created", Layer.DAEMONSET, "the creation of the DaemonSet's pods")
 def _made(facts: ClusterFacts) -> Iterator[Finding]:
-    """Whether the DaemonSet's controller can make pods: a quota or an admission policy may refuse them."""
+    """Report pods that the DaemonSet's controller could not create: a quota or an admission policy may refuse them."""
     for item in facts.node_daemonsets:
         about = [
             event
@@ -79,13 +77,10 @@ def _made(facts: ClusterFacts) -> Iterator[Finding]:
         )
         if there >= wanted:
             continue
-        message = text(about[-1], "message") if about else "no event says why"
-        yield fail(
-            f"{wanted - there} of {wanted} pods could not be created: {message}",
-            f"{wanted} pods",
-            _do_about_creation(message, namespace_of(item)),
-            subject_of("daemonset", item),
-        )
+        message = text(about[-1], "message") if about else "no event has a reason"
+        seen = f"{wanted - there} of {wanted} pods could not be created: {message}"
+        do = _do_about_creation(message, namespace_of(item))
+        yield fail(seen, f"{wanted} pods", do, subject_of("daemonset", item))
 
 
 def _do_about_creation(message: str, namespace: str) -> str:
@@ -125,43 +120,37 @@ def _judged(pod: Wire, facts: ClusterFacts) -> Finding:
             return found
     scheduled = condition_of(pod, "PodScheduled")
     if scheduled.get("status") == "False":
-        return fail(
-            f"is not scheduled: {text(scheduled, 'message')}",
-            "a node",
-            "Free CPU and memory on the node (the pod has priority system-node-critical), or look at its taints.",
-            subject,
-        )
+        do = "Free CPU and memory on the node (the pod has priority system-node-critical), or check the node's taints."
+        return fail(f"is not scheduled: {text(scheduled, 'message')}", "a node", do, subject, reason="PodNotScheduled")
     phase, reason = text(pod, "status", "phase"), text(pod, "status", "reason")
     if phase == "Failed":
-        return fail(
-            f"has failed: {reason} {text(pod, 'status', 'message')}".strip(),
-            "a running pod",
-            "Look at the node's memory and disk pressure; the DaemonSet makes a new pod.",
-            subject,
-        )
+        seen = f"has failed: {reason} {text(pod, 'status', 'message')}".strip()
+        do = "Check the node's memory and disk pressure; the DaemonSet creates a new pod."
+        return fail(seen, "a running pod", do, subject, reason="PodFailed")
     said = _own_words(pod, node, facts)
     message = said or text(condition_of(pod, "Ready"), "message") or phase
     return fail(
         f"is not ready: {message}",
         "a pod that is ready",
-        f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; its /readyz says it, too. On the node: "
+        f"Read kubectl -n {namespace_of(pod)} logs {name_of(pod)}, or the pod's /readyz. On the node: "
         "dra-driver doctor.",
         subject,
         layer=layer_of(said, Layer.DAEMONSET) if said else Layer.DAEMONSET,
+        reason="PodNotReady",
     )
 
 
 def _own_words(pod: Wire, node: str, facts: ClusterFacts) -> str:
-    """Why the node process says that it is not ready: in its GpuNode, else in its log."""
-    told = facts.gpu_nodes.get(node)
-    for problem in told.problems if told is not None else ():
+    """The reason for which a node process is not ready: from its GpuNode, else from its log."""
+    reported = facts.gpu_nodes.get(node)
+    for problem in reported.problems if reported is not None else ():
         if problem.reason == "NotReady":
             return problem.message
     return last_words(pod, facts)
 
 
 def last_words(pod: Wire, facts: ClusterFacts) -> str:
-    """The newest warning in the log of a pod that is not ready; of a run that ended, else its last line."""
+    """The newest warning in the log of a pod that is not ready; of an ended run without one, its last line."""
     for log in facts.items_or_none(fact.DRIVER_LOGS):
         if (namespace_of(log), name_of(log)) == (namespace_of(pod), name_of(pod)):
             found = log.get("lines")
@@ -176,13 +165,12 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
     reason, message = text(waiting, "reason"), text(waiting, "message")
     logs = f"kubectl -n {namespace_of(pod)} logs {name_of(pod)} --previous"
     if reason in _PULL:
-        return fail(
-            f"its image {text(status, 'image')} cannot be had ({reason}): {message}",
-            "an image that the node can pull, or has",
-            "Check image.repository, image.tag and imagePullSecrets of the chart; on a node without a registry the "
-            "image has to be imported before (docs/image.md).",
-            subject,
+        seen = f"cannot pull its image {text(status, 'image')} ({reason}): {message}"
+        do = (
+            "Check image.repository, image.tag and imagePullSecrets of the chart. Import the image on a node without "
+            "a registry (docs/image.md)."
         )
+        return fail(seen, "an image that the node has or can pull", do, subject, reason="ImagePullFailed")
     last = mapping(status, "lastState", "terminated") or mapping(status, "state", "terminated")
     if reason == "CrashLoopBackOff" or (last and not status.get("ready") and number(status, "restartCount") > 0):
         why = text(last, "message") or last_words(pod, facts) or text(last, "reason") or "no message"
@@ -190,40 +178,35 @@ def _of_container(subject: str, status: Wire, pod: Wire, facts: ClusterFacts) ->
             f"its container {text(status, 'name')} ended {number(status, 'restartCount')} times, the last time with "
             f"exit status {number(last, 'exitCode')}: {why}",
             "a process that keeps running",
-            "Exit status 2 is a wrong setting, 137 with OOMKilled too little memory (chart value node.resources). "
-            f"Read its last words: {logs}",
+            "Exit status 2 means a wrong setting, 137 with OOMKilled too little memory (chart value node.resources). "
+            f"Read its last messages: {logs}",
             subject,
+            reason="ContainerCrashed",
         )
     if reason and reason not in _SIDE_EFFECTS:
-        return fail(
-            f"its container {text(status, 'name')} does not start ({reason}): {message}",
-            "a container that starts",
-            "Look at the host's folders that the DaemonSet mounts, and at kubectl describe of the pod.",
-            subject,
-        )
+        seen = f"its container {text(status, 'name')} does not start ({reason}): {message}"
+        do = "Check the host directories that the DaemonSet mounts, and run kubectl describe for the pod."
+        return fail(seen, "a container that starts", do, subject, reason="ContainerNotStarted")
     return None
 
 
 @check("daemonset-one-image", Layer.DAEMONSET, "the images of node processes")
 def _rollout(facts: ClusterFacts) -> Iterator[Finding]:
-    """Pods of an older image beside those of a newer one: an update that does not go on."""
+    """Report pods of an older image alongside pods of a newer image: the rollout does not continue."""
     images: dict[str, list[str]] = {}
     for pod in facts.node_pods:
         for container in dicts(pod, "spec", "containers"):
             if text(container, "name") == "node":
                 images.setdefault(text(container, "image"), []).append(text(pod, "spec", "nodeName"))
     if len(images) > 1:
-        yield warn(
-            "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items())),
-            "one image on all nodes",
-            "Wait for the update, or look at why it stopped: kubectl rollout status daemonset/dra-driver-node.",
-            f"daemonset/{NODE_DAEMONSET}",
-        )
+        seen = "; ".join(f"{image} on {listed(sorted(nodes))}" for image, nodes in sorted(images.items()))
+        do = "Wait for the rollout, or find out why it stopped: kubectl rollout status daemonset/dra-driver-node."
+        yield warn(seen, "one image on all nodes", do, f"daemonset/{NODE_DAEMONSET}")
 
 
 @check("other-pods-ready", Layer.DAEMONSET, "controller, MPS host and usage exporter")
 def _others(facts: ClusterFacts) -> Iterator[Finding]:
-    """Pods of controller, MPS host and usage exporter: nodes work without them, with fewer features."""
+    """Check the pods of controller, MPS host and usage exporter. Nodes work without them, with fewer features."""
     for pod in facts.items(fact.DRIVER_PODS):
         component = text(pod, "metadata", "labels", COMPONENT)
         if component in ("", "node") or is_ready(pod) or text(pod, "status", "phase") == "Succeeded":
@@ -233,8 +216,8 @@ def _others(facts: ClusterFacts) -> Iterator[Finding]:
         said = last_words(pod, facts) or next(filter(None, waiting), "") or text(condition_of(pod, "Ready"), "message")
         yield warn(
             f"the {component} is not ready{f' after {restarts} restarts' if restarts else ''}: {said or 'no message'}",
-            f"a {component} that runs",
-            f"Read why: kubectl -n {namespace_of(pod)} logs {name_of(pod)}; {_LOST.get(component, 'see the chart')}.",
+            f"a {component} that is ready",
+            f"Read kubectl -n {namespace_of(pod)} logs {name_of(pod)}; {_LOST.get(component, 'see the chart')}.",
             subject_of("pod", pod),
         )
 
@@ -242,7 +225,7 @@ def _others(facts: ClusterFacts) -> Iterator[Finding]:
 _LOST: Final = {
     "controller": "until it runs, GpuPolicies get no status and no pod is evicted from unhealthy GPUs",
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
-    "exporter": "until it runs, what claims use of the GPUs of its node is not known",
+    "exporter": "until it runs, nobody reports what claims on its node use",
 }
 
 

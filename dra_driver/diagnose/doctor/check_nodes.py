@@ -1,4 +1,4 @@
-"""Checks of Nodes and of GpuNodes: labels, readiness, runtimes; problems, GPUs and their health, versions."""
+"""Check Nodes and GpuNodes: labels, readiness, runtimes; problems, GPU health, driver versions."""
 
 import re
 from collections.abc import Iterator
@@ -36,19 +36,18 @@ from dra_driver.scheduler.allocation import node_matches, untolerated
 _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))?")
 
 
-@check("node-labels", Layer.NODE, "that the DaemonSet selects the nodes with GPUs")
+@check("node-labels", Layer.NODE, "the nodes with GPUs that the DaemonSet selects")
 def _selected(facts: ClusterFacts) -> Iterator[Finding]:
     daemonsets, nodes = facts.node_daemonsets, list(facts.items("nodes"))
     for item in daemonsets:
         matched = [node for node in nodes if why_left_out(item, node) == ""]
         if not matched:
-            yield fail(
-                f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}",
-                f"nodes with {_wanted(item)}",
+            seen = f"selects none of {len(nodes)} nodes: {_why_none(item, nodes)}"
+            do = (
                 "Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or install Node "
-                "Feature Discovery; or set nodes.gpuLabels of the chart.",
-                subject_of("daemonset", item),
+                "Feature Discovery; or set nodes.gpuLabels of the chart."
             )
+            yield fail(seen, f"nodes with {_wanted(item)}", do, subject_of("daemonset", item), reason="NoNodeSelected")
     if not daemonsets:
         return
     left = []
@@ -60,12 +59,13 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
         status = Status.WARN if plugin_offers(node) else Status.FAIL
         yield finding(
             status,
-            f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet leaves it "
-            f"out: {why}",
+            f"has NVIDIA GPUs ({label_of(node) or ', '.join(plugin_offers(node))}), but the DaemonSet does not "
+            f"select it: {why}",
             "a node process on each node with GPUs",
             "Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of the "
-            "chart; leave it so if another driver serves this node.",
+            "chart. No action if another driver serves this node.",
             subject_of("node", node),
+            reason="NodeNotSelected",
         )
     if not left and nodes:
         count = sum(any(why_left_out(item, node) == "" for item in daemonsets) for node in nodes)
@@ -73,7 +73,7 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def why_left_out(daemonset: Wire, node: Wire) -> str:
-    """Why the DaemonSet has no pod on the node, empty where it has one."""
+    """The reason for which the DaemonSet has no pod on the node; empty if it has one."""
     labels = labels_of(node)
     for key, value in mapping(daemonset, "spec", "nodeSelector").items():
         if labels.get(key) != value:
@@ -120,7 +120,7 @@ def _wanted(daemonset: Wire) -> str:
     return " or ".join(found) or "the labels of its nodeSelector"
 
 
-@check("node-ready", Layer.NODE, "that nodes with GPUs are ready")
+@check("node-ready", Layer.NODE, "the readiness of nodes with GPUs")
 def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     for node in facts.items("nodes"):
@@ -129,76 +129,55 @@ def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
         subject = subject_of("node", node)
         if not is_ready(node) and condition_of(node, "Ready"):
             message = text(condition_of(node, "Ready"), "message")
-            yield fail(
-                f"is not ready: {message or 'no message'}",
-                "a node that is ready",
-                "Look at the kubelet of the node; the driver cannot help before.",
-                subject,
-            )
+            seen = f"is not ready: {message or 'no message'}"
+            do = "Check the kubelet of the node first."
+            yield fail(seen, "a node that is ready", do, subject, reason="NodeNotReady")
         elif mapping(node, "spec").get("unschedulable") is True:
-            yield warn(
-                "is cordoned, so no new pod gets its GPUs",
-                "a node that takes pods",
-                f"If that is over: kubectl uncordon {name_of(node)}",
-                subject,
-            )
+            seen = "is cordoned, so no new pod gets its GPUs"
+            do = f"After maintenance: kubectl uncordon {name_of(node)}"
+            yield warn(seen, "a node that takes pods", do, subject, reason="NodeCordoned")
 
 
 @check("node-exists", Layer.NODE, "the node of the pod or claim")
 def _existence(facts: ClusterFacts) -> Iterator[Finding]:
-    """The question about a pod or claim names no node, so the answer has to."""
+    """Check the node of a pod or claim. The question names no node, so this check finds it."""
     if not facts.about_workload:
         return
     there = {name_of(node) for node in facts.items("nodes")}
     wanted = {text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
     wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
     for node in sorted(wanted - there - {""}):
-        yield fail(
-            "no longer exists, and the pod or its claim is still on it",
-            "a Node of this name",
-            "Delete the pod if Kubernetes does not do so within minutes; its claim ends with it, and the new pod gets "
-            "another node.",
-            f"node/{node}",
+        do = (
+            "Delete the pod if Kubernetes does not do so within minutes. This releases the claim, and the new pod gets "
+            "another node."
         )
+        yield fail("is deleted, but the pod or its claim still names it", "a Node of this name", do, f"node/{node}")
 
 
-def runtime_problem(version: str) -> tuple[Status, str, str] | None:
-    """What is wrong with a container runtime of ``containerd://1.7.24``: status, seen, what to do. None: nothing known.
+def runtime_problem(version: str) -> tuple[Status, str, str, str] | None:
+    """Status, reason, observation and next step for a runtime such as ``containerd://1.7.24``; None if it works.
 
-    containerd has the CRI field for CDI devices from 1.7.2 on, switched off by default before 2.0; without it a pod
-    starts without its GPU and no error. CRI-O honours it from 1.28 on. Measured with containerd 1.6.20, 1.7.24 and
-    2.1.9; from the sources otherwise.
+    containerd has the CRI field for CDI devices from 1.7.2 on, disabled by default before 2.0; without it a pod
+    starts without its GPU and without an error. CRI-O uses it from 1.28 on. Measured with containerd 1.6.20, 1.7.24
+    and 2.1.9; from the sources otherwise.
     """
     found = _RUNTIME.match(version)
     if found is None:
         return None
-    name, number_of = found[1], (int(found[2]), int(found[3]), int(found[4] or 0))
+    name, number_of, shown = found[1], (int(found[2]), int(found[3]), int(found[4] or 0)), version.partition("://")[2]
     if name == "containerd" and number_of < (1, 7, 2):
-        return (
-            Status.FAIL,
-            f"containerd {version.partition('://')[2]} knows no CDI devices: pods start without their GPUs and no "
-            "error",
-            "Upgrade to containerd 2.0 or newer, where CDI is on.",
-        )
+        seen = f"containerd {shown} does not support CDI devices: containers silently get no GPU"
+        return Status.FAIL, "OldRuntime", seen, "Upgrade to containerd 2.0 or newer, where CDI is on."
     if name == "containerd" and number_of < (2, 0, 0):
-        return (
-            Status.WARN,
-            f"containerd {version.partition('://')[2]} has CDI switched off unless its configuration says otherwise",
-            'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or '
-            "upgrade to 2.0; kubectl dra doctor node/NAME --on-node reads the switch.",
-        )
+        seen = f"containerd {shown} has CDI disabled unless its configuration enables it"
+        do = 'Set enable_cdi = true under [plugins."io.containerd.grpc.v1.cri"] and restart containerd, or use 2.0; '
+        return Status.WARN, "CdiDisabled", seen, do + "kubectl dra doctor node/NAME --on-node reads the setting."
     if name == "cri-o" and number_of < (1, 28, 0):
-        return (
-            Status.FAIL,
-            f"CRI-O {version.partition('://')[2]} does not take CDI devices from the kubelet",
-            "Upgrade to CRI-O 1.28 or newer.",
-        )
+        seen = f"CRI-O {shown} ignores CDI devices of the kubelet"
+        return Status.FAIL, "OldRuntime", seen, "Upgrade to CRI-O 1.28 or newer."
     if name == "docker":
-        return (
-            Status.FAIL,
-            "the container runtime is Docker (cri-dockerd), which does not take CDI devices from the kubelet",
-            "Use containerd 2.0 or newer, or CRI-O.",
-        )
+        seen = "the container runtime is Docker (cri-dockerd), which ignores CDI devices of the kubelet"
+        return Status.FAIL, "CriDockerd", seen, "Use containerd 2.0 or newer, or CRI-O."
     return None
 
 
@@ -213,17 +192,17 @@ def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
         if problem is None:
             good[version] = good.get(version, 0) + 1
             continue
-        status, seen, do = problem
+        status, reason, seen, do = problem
         expected = "containerd 2.0 or newer, 1.7 with enable_cdi = true, or CRI-O 1.28 or newer"
-        yield finding(status, seen, expected, do, subject_of("node", node))
+        yield finding(status, seen, expected, do, subject_of("node", node), reason=reason)
     known = [version for version in sorted(good) if version]
     if known and len(nodes) == sum(good.values()):
         yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
 
 
-@check("default-runtime", Layer.RUNTIME, "what gives GPUs past claims")
+@check("default-runtime", Layer.RUNTIME, "the ways to get GPUs without claims")
 def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
-    """NVIDIA's runtime as default gives GPUs to pods that set a variable, past every claim."""
+    """Report NVIDIA's runtime as default: it gives GPUs without a claim to pods that set a variable."""
     for item in facts.items(fact.DAEMONSETS):
         if "container-toolkit" not in name_of(item) or number(item, "status", "desiredNumberScheduled") == 0:
             continue
@@ -232,22 +211,22 @@ def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
         yield warn(
             "may make NVIDIA's runtime the default of its nodes (CONTAINERD_SET_AS_DEFAULT is not false)",
             "runc or crun as the default runtime",
-            "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy: any pod can have all GPUs by the "
-            "variable NVIDIA_VISIBLE_DEVICES otherwise (docs/security.md).",
+            "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy. Otherwise any pod can get all GPUs "
+            "with the variable NVIDIA_VISIBLE_DEVICES (docs/security.md).",
             subject_of("daemonset", item),
+            reason="NvidiaRuntimeDefault",
         )
     wanted = facts.driver_nodes
     for pod in facts.items(fact.VISIBLE_DEVICES):
         is_of_driver = text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
         if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or is_of_driver:
             continue
-        yield warn(
+        seen = (
             f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
-            f"{text(pod, 'spec', 'nodeName')}",
-            "GPUs by claims alone",
-            "Where NVIDIA's runtime is the default of the node, this pod has GPUs that others were given: use a claim.",
-            subject_of("pod", pod),
+            f"{text(pod, 'spec', 'nodeName')}"
         )
+        do = "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others."
+        yield warn(seen, "GPUs only by claims", do, subject_of("pod", pod), reason="VisibleDevicesSet")
 
 
 _GPU_LEFT_OUT: Final = "GpuLeftOut"
@@ -255,30 +234,28 @@ _NOT_READY: Final = "NotReady"
 
 
 @check("gpu-node-written", Layer.GPUS, "the GpuNodes of nodes")
-def _told(facts: ClusterFacts) -> Iterator[Finding]:
-    """Nodes with a ready node process that say nothing of their GPUs."""
+def _reported(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report nodes with a ready node process and without a GpuNode."""
     served = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
     if "gpunodes" not in served:
         return
     there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
     silent = sorted(facts.nodes_with_ready_pods - there)
     for node in silent:
-        yield warn(
-            "its node process is ready and has written no GpuNode",
-            "a GpuNode of this name",
-            "Look for an event GpuNodeNotWritten: kubectl get events -n default; the chart value gpuNodes.enabled may "
-            "have been changed. Claims work without it.",
-            f"node/{node}",
+        do = (
+            "Read events GpuNodeNotWritten: kubectl get events -n default. Check the chart value gpuNodes.enabled. "
+            "Claims work without it."
         )
+        yield warn("its node process is ready and has written no GpuNode", "a GpuNode of this name", do, f"node/{node}")
 
 
 @check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
 def _problems(facts: ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
-        told = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
+        reported = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
         for problem in status.problems:
-            if not any(message in problem.message for message in told):  # gpu-health reports these
+            if not any(message in problem.message for message in reported):  # gpu-health reports these
                 yield _judged(node, problem)
         if not status.gpus and not any(problem.reason == _NOT_READY for problem in status.problems):
             yield fail(
@@ -288,6 +265,7 @@ def _problems(facts: ClusterFacts) -> Iterator[Finding]:
                 "the GPU labels from the node.",
                 f"node/{node}",
                 layer=Layer.NVML,
+                reason="NoGpuFound",
             )
 
     good = {node: len(status.gpus) for node, status in facts.gpu_nodes.items() if status.gpus and not status.problems}
@@ -301,17 +279,18 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
     status = Status.WARN if problem.reason not in (_NOT_READY, _GPU_LEFT_OUT) else Status.FAIL
     return finding(
         status,
-        f"its node process says: {problem.message}",
+        f"its node process reports: {problem.message}",
         "a node process without problems",
-        "Follow the sentence; dra-driver doctor on the node looks at driver, devices, sockets and CDI files.",
+        "Follow the message; dra-driver doctor on the node checks driver, devices, sockets and CDI files.",
         f"node/{node}",
         layer=Layer.GPUS if problem.reason == _GPU_LEFT_OUT else layer_of(problem.message, Layer.GPUS),
+        reason=problem.reason,
     )
 
 
 @check("gpu-health", Layer.GPUS, "the health of GPUs")
 def _health(facts: ClusterFacts) -> Iterator[Finding]:
-    """By GpuNodes and by taints of slices: either may be newer. Of a pod or claim only its own GPUs are failures."""
+    """Check GpuNodes and taints of slices: either may be newer. For a pod or claim only its GPUs are failures."""
     if not facts.knows("slices"):
         facts.items(fact.GPU_NODES)
     held = {
@@ -330,11 +309,11 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
                 gpu = (node, next(filter(None, found), name))
                 names[gpu] = name
                 tainted.setdefault(gpu, []).extend(taints)
-    told = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
-    sick = [place for place, gpu in told.items() if gpu.health is HealthWord.UNHEALTHY]
-    for place in dict.fromkeys([*sick, *tainted]):
+    reported = {(node, gpu.uuid): gpu for node, status in facts.gpu_nodes.items() for gpu in status.gpus}
+    unhealthy = [place for place, gpu in reported.items() if gpu.health is HealthWord.UNHEALTHY]
+    for place in dict.fromkeys([*unhealthy, *tainted]):
         node, uuid = place
-        said = told.get(place)
+        said = reported.get(place)
         if said is not None and said.health is HealthWord.UNHEALTHY:
             seen = f"is unhealthy ({', '.join(said.causes) or 'no cause'}): {said.message or 'no message'}"
         else:
@@ -344,7 +323,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
             Status.WARN if facts.about_workload and (node, name) not in held else Status.FAIL,
             seen,
             "a healthy GPU",
-            "Follow the message; docs/health.md says what ends each cause. Before a reset or reboot free the GPU: "
+            "Follow the message; docs/health.md lists how each cause ends. Before a reset or reboot free the GPU: "
             f"kubectl dra drain {node} --gpu {uuid}.",
             f"gpu/{node}/{name}",
         )
@@ -358,30 +337,25 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
         if status.driver_version:
             found.setdefault(status.driver_version, []).append(node)
     if len(found) > 1:
-        yield warn(
-            "nodes differ in NVIDIA's driver: "
-            + "; ".join(f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())),
-            "one version, unless an upgrade is under way",
-            "kubectl get gpunodes -o wide shows all versions; a claim can ask for driverVersion.",
-            "cluster",
+        seen = "nodes differ in NVIDIA's driver: " + "; ".join(
+            f"{version} on {listed(sorted(nodes))}" for version, nodes in sorted(found.items())
         )
+        do = "kubectl get gpunodes -o wide shows all versions; a claim can request a driverVersion."
+        yield warn(seen, "one version, except during an upgrade", do, "cluster")
     elif found:
         yield ok(f"NVIDIA driver {next(iter(found))}", "cluster")
 
 
 @check("toolkit-versions", Layer.TOOLKIT, "NVIDIA Container Toolkit on nodes")
 def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
-    """The hook is not needed everywhere, so its absence on some nodes alone is what stands out."""
+    """Report nodes without the hook where other nodes have it: not every cluster needs the hook."""
     facts.items(fact.GPU_NODES)
     with_hook = {node: status.toolkit_version for node, status in facts.gpu_nodes.items() if status.toolkit_version}
     without = sorted(set(facts.gpu_nodes) - set(with_hook))
     if with_hook and without:
-        yield warn(
-            f"NVIDIA's CDI hook is found on {len(with_hook)} nodes, not on {listed(without)}",
-            "NVIDIA Container Toolkit on all nodes with GPUs, or on none",
-            "Install NVIDIA Container Toolkit on the others: some applications need its hooks (docs/driver-roots.md).",
-            "cluster",
-        )
+        seen = f"{len(with_hook)} nodes have NVIDIA's CDI hook, {listed(without)} have not"
+        do = "Install NVIDIA Container Toolkit on these nodes: some applications need its hooks (docs/driver-roots.md)."
+        yield warn(seen, "NVIDIA Container Toolkit on all nodes with GPUs, or on none", do, "cluster")
 
 
 CHECKS: Final = (
@@ -390,7 +364,7 @@ CHECKS: Final = (
     _existence,
     _runtimes,
     _default_runtime,
-    _told,
+    _reported,
     _problems,
     _health,
     _versions,

@@ -1,4 +1,4 @@
-"""Checks of DeviceClasses, GpuPolicies and the usage exporter: they exist, work, and are in force."""
+"""Check DeviceClasses, GpuPolicies and the usage exporter: they exist, work, and are in force."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -33,7 +33,7 @@ from dra_driver.kube.state import Wire
 from dra_driver.scheduler.cel import DeviceView, compile_selector, selector_budget
 
 MOST_DEVICES: Final = 5000
-"""Devices on which a class is tried; the nodes of a fleet repeat each other."""
+"""Number of devices to evaluate a class on; the nodes of a fleet repeat each other."""
 
 
 @check("classes-present", Layer.CLASSES, "the DeviceClasses of the driver")
@@ -46,18 +46,13 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
         (PARTITIONS, Status.WARN, "MIG partitions"),
     ):
         if name not in names:
-            yield finding(
-                status,
-                "does not exist",
-                f"the DeviceClass that claims for {what} name",
-                "kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade.",
-                f"class/{name}",
-            )
+            do = "kubectl apply -f deploy/base/deviceclasses.yaml, or helm upgrade."
+            yield finding(status, "does not exist", f"the DeviceClass that claims for {what} name", do, f"class/{name}")
         else:
             yield ok("exists", f"class/{name}")
 
 
-@check("classes-match", Layer.CLASSES, "that DeviceClasses select devices")
+@check("classes-match", Layer.CLASSES, "the devices that DeviceClasses select")
 def _match(facts: ClusterFacts) -> Iterator[Finding]:
     views = device_views(facts.whole.own_slices)
     if not views:
@@ -76,23 +71,21 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             yield warn(
                 f"its selector is {' '.join(str(error).split())[:300]}",
                 "selectors that the scheduler evaluates in time on every device",
-                "Write a selector that costs less: each pod of the class pays for it on each device.",
+                "Write a cheaper selector: each pod of the class evaluates it on each device.",
                 f"class/{name}",
+                reason="SelectorTooCostly",
             )
             continue
         except (CelSyntaxError, CelEvaluationError) as error:
-            yield fail(
-                f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}",
-                "selectors that hold for every device",
-                "kubectl dra lint class.yaml says where; one such error ends the scheduling of a pod on all nodes.",
-                f"class/{name}",
-            )
+            seen = f"its selector cannot be evaluated: {' '.join(str(error).split())[:300]}"
+            do = "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes."
+            yield fail(seen, "selectors that evaluate on every device", do, f"class/{name}", reason="SelectorFails")
             continue
         if not matches and (name == WHOLE or name in used):
             found = _no_match(item, facts.whole, used.get(name, ()), drivers)
             if len(views) == MOST_DEVICES:
                 seen = f"none of the first {MOST_DEVICES} published devices matches it"
-                found = replace(found, status=Status.UNKNOWN, seen=seen)
+                found = replace(found, status=Status.UNKNOWN, seen=seen, reason="NoneOfFirstDevicesMatch")
             yield found
         elif matches and name == WHOLE:
             yield ok("selects published devices", f"class/{name}")
@@ -100,27 +93,29 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
     name = name_of(item)
-    asked = f"; {listed(list(users))} asks for it" if users else ""
-    is_foreign = not is_for(item, drivers)
-    if is_foreign:
+    asked = f"; {listed(list(users))} requests it" if users else ""
+    reason = "NoDeviceMatches"
+    if not is_for(item, drivers):
+        reason = "ClassOfOtherDriver"
         seen = f"its selector is for another driver than {listed(list(drivers))}{asked}"
         do = "Apply deploy/base/deviceclasses.yaml again, or set driverName of the chart to the name in the selector."
     elif TYPE_MIG in " ".join(expressions(item)) or "profile" in " ".join(expressions(item)):
-        why, do = _why_no_partitions(item, facts)
+        reason, why, do = _why_no_partitions(item, facts)
         seen = f"no published device matches it{asked}: {why}"
     else:
         seen = f"no published device matches it{asked}"
-        do = "kubectl dra explain claim/NAME shows which clause rejects which devices; GPUs that a policy divides are "
-        do += "published in that form."
+        do = "kubectl dra explain claim/NAME shows which clause rejects which devices. Nodes publish GPUs that a "
+        do += "policy divides in that form."
     status = Status.FAIL if name == WHOLE or users else Status.WARN
-    return finding(status, seen, "a class that selects devices", do, f"class/{name}")
+    return finding(status, seen, "a class that selects devices", do, f"class/{name}", reason=reason)
 
 
-def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
-    """Why no partition matches the class, and what to do. A gate that the API server does not list is unknown."""
-    do = "kubectl dra devices shows the profiles that are published; docs/mig.md says what publishes them."
+def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
+    """Reason, cause and next step for no matching partition. A gate that the API server omits is unknown."""
+    do = "kubectl dra devices shows the published profiles; docs/mig.md lists the conditions."
     if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is False:
         return (
+            "FeatureGateOff",
             "the feature gate DRAPartitionableDevices is off, so partitions that do not exist yet are not published",
             "Turn it on in the API server, scheduler and kubelets, or request whole GPUs.",
         )
@@ -133,12 +128,13 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str]:
             for device in gpu.as_partitions()
         )
     ]
-    told = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
+    reported = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
     if gpus:
-        return mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in told.items()})
-    if told and all("Partitions" not in gpu.offered_as for gpu in told.values()):
-        return "no node offers partitions: its GPUs have no MIG, or a policy does not allow them", do
-    return "no partition of this kind is offered", do
+        return "MigModeOff", *mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
+    if reported and all("Partitions" not in gpu.offered_as for gpu in reported.values()):
+        seen = "no node publishes partitions: its GPUs do not support MIG, or a policy does not allow them"
+        return "NoPartitions", seen, do
+    return "NoSuchPartition", "no node publishes a partition of this kind", do
 
 
 @check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")
@@ -149,16 +145,13 @@ def _extended(facts: ClusterFacts) -> Iterator[Finding]:
             by_resource.setdefault(resource, []).append(name_of(item))
     for resource, names in sorted(by_resource.items()):
         if len(names) > 1:
-            yield warn(
-                f"several classes have the extended resource {resource}: {listed(sorted(names))}",
-                "one class for an extended resource",
-                "Remove extendedResourceName from all but one: the scheduler takes the newest of them.",
-                f"class/{names[0]}",
-            )
+            seen = f"several classes have the extended resource {resource}: {listed(sorted(names))}"
+            do = "Remove extendedResourceName from all classes but one: the scheduler uses the newest."
+            yield warn(seen, "one class for an extended resource", do, f"class/{names[0]}")
 
 
 def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
-    """The first devices of all slices, as selectors see them."""
+    """The first devices of all slices, in the form that selectors evaluate."""
     found: list[DeviceView] = []
     for item in slices:
         driver = text(item, "spec", "driver")
@@ -174,12 +167,12 @@ _JUDGED: Final = {
         "Correct the policy: the message names the field; kubectl dra policy explain shows it.",
     ),
     "Conflicting": (Status.FAIL, "Give one of the policies a higher priority, or narrow its selector."),
-    "Waiting": (Status.WARN, "It comes into force when the claims that it waits for have ended."),
+    "Waiting": (Status.WARN, "It comes into force when the claims that block it end."),
     "NothingSelected": (
         Status.WARN,
         "Compare its nodeSelector and GPU selector with kubectl get gpunodes -o wide and the nodes' labels.",
     ),
-    "RollingOut": (Status.WARN, "Wait for the nodes; one that stays behind is in kubectl get gpunodes."),
+    "RollingOut": (Status.WARN, "Wait for the nodes; kubectl get gpunodes shows a node that stays behind."),
 }
 """Reasons of the condition InForce (controller.policy_conditions)."""
 _STATES: Final = {
@@ -190,11 +183,11 @@ _STATES: Final = {
 _EXPECTED: Final = "a policy that is in force on all GPUs that it selects"
 
 
-@check("policy-status", Layer.POLICIES, "what became of GpuPolicies")
+@check("policy-status", Layer.POLICIES, "the states of GpuPolicies")
 def _status(facts: ClusterFacts) -> Iterator[Finding]:
     nodes: dict[str, list[tuple[str, NodePolicy]]] = {}
-    for node, told in _told(facts, PolicyOrigin.OBJECT):
-        nodes.setdefault(told.name, []).append((node, told))
+    for node, reported in _reported(facts, PolicyOrigin.OBJECT):
+        nodes.setdefault(reported.name, []).append((node, reported))
     for policy in facts.items(fact.GPU_POLICIES):
         condition = condition_of(policy, "InForce")
         is_current = number(condition, "observedGeneration") >= number(policy, "metadata", "generation")
@@ -211,51 +204,43 @@ def _of_condition(policy: Wire, condition: Wire) -> Iterator[Finding]:
         yield ok(message or "in force", subject)
         return
     status, do = judged
-    yield finding(status, message, _EXPECTED, do, subject)
+    yield finding(status, message, _EXPECTED, do, subject, reason=text(condition, "reason"))
 
 
-def _of_nodes(policy: Wire, told: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
-    """Without a current status: the controller does not run, or has not come to it."""
+def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
+    """Report a policy without a current status, because the controller does not run or has not processed it yet."""
     subject = f"policy/{name_of(policy)}"
-    if not told:
+    if not reported:
         facts.items(fact.GPU_NODES)
-        yield warn(
-            "no node reports it, and its status is not current: it selects no GPU, or the nodes do not see it",
-            _EXPECTED,
-            _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status.",
-            subject,
-        )
+        seen = "no node reports it, and its status is not current: it selects no GPU, or the nodes cannot read it"
+        do = _JUDGED["NothingSelected"][1] + " The controller (chart value controller.enabled) writes its status."
+        yield warn(seen, _EXPECTED, do, subject, reason="PolicyNotReported")
         return
     for state, reason in _STATES.items():
-        found = [(node, each) for node, each in told if each.state is state]
+        found = [(node, each) for node, each in reported if each.state is state]
         if found:
             status, do = _JUDGED[reason]
             message = next((each.message for _, each in found if each.message), "") or reason.lower()
             where = listed(sorted(node for node, _ in found))
-            yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject)
+            yield finding(status, f"on {where}: {message}", _EXPECTED, do, subject, reason=reason)
 
 
-@check("policy-files", Layer.POLICIES, "what became of policies in files")
+@check("policy-files", Layer.POLICIES, "the states of policies in files")
 def _files(facts: ClusterFacts) -> Iterator[Finding]:
-    """Policies of files (chart value policies) have no object with a status."""
+    """Check policies of files (chart value policies): they have no object with a status."""
     found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
-    for node, each in _told(facts, PolicyOrigin.FILE):
+    for node, each in _reported(facts, PolicyOrigin.FILE):
         if each.state in _STATES:
             found.setdefault((each.name, each.state), []).append((node, each))
     for (name, state), nodes in sorted(found.items()):
         status, do = _JUDGED[_STATES[state]]
         policy = nodes[0][1]
-        yield finding(
-            status,
-            f"of a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}",
-            _EXPECTED,
-            do,
-            f"policy/{name}",
-        )
+        seen = f"from a file, on {listed([each for each, _ in nodes])}: {policy.message or state.value}"
+        yield finding(status, seen, _EXPECTED, do, f"policy/{name}", reason=_STATES[state])
 
 
-def _told(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
-    """What each node says of policies that are objects, or of files."""
+def _reported(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
+    """The reports of each node about policies of this origin."""
     for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
             if policy.origin is origin:
@@ -268,18 +253,15 @@ _ACTIONS: Final = (("overGrant", "Evict"), ("idle", "Reclaim"))
 
 @check("usage-watched", Layer.POLICIES, "the exporter that policies need")
 def _watched(facts: ClusterFacts) -> Iterator[Finding]:
-    """A policy that evicts needs the exporter, which the chart leaves out by default."""
+    """Report policies that evict without the exporter, which the chart disables by default."""
     acting = [(name_of(policy), actions) for policy in facts.items(fact.GPU_POLICIES) if (actions := _acts(policy))]
     if not acting:
         return
     lacks = _lacks(facts)
     for name, actions in acting if lacks else ():
-        yield warn(
-            f"asks for {' and '.join(actions)}, and {lacks}: nothing finds out what claims use",
-            "a usage exporter beside each node process",
-            "Set exporter.enabled=true of the chart (docs/usage.md), or take the action out of the policy.",
-            f"policy/{name}",
-        )
+        seen = f"requests {' and '.join(actions)}, and {lacks}, so nothing measures the use of claims"
+        do = "Set exporter.enabled=true of the chart (docs/usage.md), or remove the action from the policy."
+        yield warn(seen, "a usage exporter on each node with a node process", do, f"policy/{name}")
 
 
 def _acts(policy: Wire) -> list[str]:
@@ -297,21 +279,20 @@ def _lacks(facts: ClusterFacts) -> str:
     return "" if pods else "no usage exporter runs"
 
 
-@check("processes-without-claim", Layer.GPUS, "processes of no claim on GPUs")
-def _foreign(facts: ClusterFacts) -> Iterator[Finding]:
-    """Processes of no claim on GPUs that claims get."""
+@check("processes-without-claim", Layer.GPUS, "processes without a claim on GPUs")
+def _unattributed(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report processes without a claim on GPUs that claims can get."""
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
-        for told in status.usage.unattributed:
-            commands = f" ({listed(told.commands)})" if told.commands else ""
-            memory = f" with {told.memory}" if told.memory is not None else ""
-            yield warn(
-                f"{told.processes} processes{memory} belong to no claim{commands}, since {told.since}",
-                "processes of pods with a claim",
-                "End them, or take the GPU out of use: kubectl dra drain NODE --gpu UUID. Programs of the host use "
-                "GPUs without a claim, and so do containers with NVIDIA_VISIBLE_DEVICES.",
-                f"gpu/{node}/{told.gpu}",
+        for reported in status.usage.unattributed:
+            commands = f" ({listed(reported.commands)})" if reported.commands else ""
+            memory = f" with {reported.memory}" if reported.memory is not None else ""
+            seen = f"{reported.processes} processes{memory} have no claim{commands}, since {reported.since}"
+            do = (
+                "End them, or drain the GPU: kubectl dra drain NODE --gpu UUID. Programs of the host and containers "
+                "with NVIDIA_VISIBLE_DEVICES use GPUs without a claim."
             )
+            yield warn(seen, "processes of pods with a claim", do, f"gpu/{node}/{reported.gpu}")
 
 
-CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _foreign)
+CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _unattributed)

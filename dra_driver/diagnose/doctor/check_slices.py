@@ -1,4 +1,4 @@
-"""Checks of the driver's ResourceSlices, and for a second publisher: each GPU it offers could be given to two pods."""
+"""Check the driver's ResourceSlices, and search for a second publisher, which could give a GPU to a second pod."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,10 +28,10 @@ from dra_driver.diagnose.doctor.views import (
 from dra_driver.kube.state import Wire
 
 _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra-driver")
-"""Parts of the image names of NVIDIA's own driver, old and new."""
+"""Parts of the image names of NVIDIA's DRA driver, old and new."""
 
 
-@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins beside the driver")
+@check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins on nodes of the driver")
 def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     own = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
@@ -40,14 +40,14 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
     for node, offers in found:
         if name_of(node) not in wanted:
             continue
-        withdrawn = "" if allowed else "; the node process withdraws its devices for as long"
+        withdrawn = "" if allowed else "; the node process withdraws its devices while the plugin runs"
         yield finding(
             Status.WARN if allowed else Status.FAIL,
-            f"a device plugin offers {listed(offers)} beside this driver{withdrawn}",
+            f"a device plugin and this driver both publish {listed(offers)}{withdrawn}",
             "one publisher per node",
-            "Keep one of the two off the node: take the device plugin away with the label "
-            "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or keep the driver's "
-            "DaemonSet off. kubectl dra migrate helps to move workloads.",
+            "Keep one of them off the node: remove the device plugin with the label "
+            "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or exclude the node from "
+            "the driver's DaemonSet. kubectl dra migrate helps to move workloads.",
             subject_of("node", node),
         )
     if not any(name_of(node) in wanted for node, _ in found):
@@ -64,15 +64,12 @@ def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
     names = {driver_name(item) for item in found}
     how = "under one name" if len(names) == 1 else f"under the names {listed(sorted(names))}"
     places = listed([subject_of("daemonset", item) for item in found])
-    yield fail(
-        f"the driver is installed {len(found)} times {how}: {places}",
-        "one installation per cluster",
-        "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet.",
-        "cluster",
-    )
+    seen = f"the driver is installed {len(found)} times {how}: {places}"
+    do = "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet."
+    yield fail(seen, "one installation per cluster", do, "cluster")
 
 
-@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's own DRA driver")
+@check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's DRA driver")
 def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
     own = facts.node_daemonsets
     names = [driver_name(item) for item in own]
@@ -86,13 +83,12 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
             if why_left_out(item, node) == "" and any(why_left_out(each, node) == "" for each in own)
         ]
         if own and both and DRIVER_NAME in names:
-            yield fail(
-                f"NVIDIA's own DRA driver goes to the same nodes under the same name {DRIVER_NAME}: {listed(both)}",
-                "one driver of a name per node",
-                "Keep the two apart by node labels, or install theirs for ComputeDomains alone "
-                "(resources.gpus.enabled=false of its chart).",
-                subject_of("daemonset", item),
+            seen = f"NVIDIA's DRA driver runs on the same nodes under the same name {DRIVER_NAME}: {listed(both)}"
+            do = (
+                "Separate the drivers by node labels, or install NVIDIA's for ComputeDomains only "
+                "(resources.gpus.enabled=false of its chart)."
             )
+            yield fail(seen, "one driver of a name per node", do, subject_of("daemonset", item))
 
 
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
@@ -103,19 +99,15 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
         by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
     for node, places in sorted(by_place.items()):
         if len(places) < 2:
-            continue  # most nodes have one pool, and their thousands of devices need no look
+            continue  # most nodes have one pool; skip their thousands of devices
         publishers: dict[str, list[str]] = {}
         for place, items in sorted(places.items()):
             for uuid in {found for item in items for found in _uuids(item)}:
                 publishers.setdefault(uuid, []).append(place)
         counts = Counter("; ".join(offered_by) for offered_by in publishers.values() if len(offered_by) > 1)
         for pools, count in sorted(counts.items()):
-            yield fail(
-                f"{count} GPUs are published twice: {pools}",
-                "each GPU in one pool",
-                "Stop one of the two drivers on this node; then delete its ResourceSlices.",
-                f"node/{node}",
-            )
+            do = "Stop one of the drivers on this node; then delete its ResourceSlices."
+            yield fail(f"{count} GPUs are published twice: {pools}", "each GPU in one pool", do, f"node/{node}")
 
 
 def _uuids(item: Wire) -> set[str]:
@@ -129,7 +121,7 @@ def _uuids(item: Wire) -> set[str]:
 
 @check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
 def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
-    """Two pools of one driver name on a node: the scheduler offers both."""
+    """Report two pools of one driver name on a node: the scheduler allocates from both."""
     pools: dict[tuple[str, str], set[str]] = {}
     names: Sequence[str] = facts.driver_names
     for item in facts.items("slices"):
@@ -140,13 +132,12 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
         own = f"{node}/{driver}"
         others = sorted(found - {own})
         if others:
-            yield fail(
-                f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}",
-                f"the pool {own} alone",
-                "Another driver of the same name publishes here, or has left them: stop it, then kubectl delete "
-                "resourceslices of those pools.",
-                f"node/{node}",
+            seen = f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}"
+            do = (
+                "Another driver of the same name publishes them, or has left them. Stop it, then kubectl delete "
+                "resourceslices of those pools."
             )
+            yield fail(seen, f"only the pool {own}", do, f"node/{node}")
 
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
@@ -161,29 +152,27 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
     missing = sorted(node for node in wanted if not devices.get(node))
     offered = {name_of(node) for node in facts.items_or_none("nodes") if plugin_offers(node)}
     for node in missing:
-        told = facts.gpu_nodes.get(node)
-        if (told is not None and not told.gpus) or node in offered:
-            continue  # said by the layers before
+        reported = facts.gpu_nodes.get(node)
+        if (reported is not None and not reported.gpus) or node in offered:
+            continue  # checks of lower layers report it
         yield fail(
-            "its node process runs, and no ResourceSlice of the node has a device",
+            "its node process is ready, and no ResourceSlice of the node has a device",
             f"ResourceSlices of {listed(facts.driver_names)} for this node",
             "The kubelet deletes the ResourceSlices of a driver that is not registered; see /readyz of the pod and "
             "kubectl get events -n default for ResourceSliceProblem.",
             f"node/{node}",
+            reason="NodeWithoutSlices",
         )
     if not slices and not wanted and not known:
-        yield fail(
-            f"no ResourceSlice of driver {listed(facts.driver_names)}",
-            "ResourceSlices for each node with GPUs",
-            "Run kubectl dra doctor against the cluster: a snapshot does not tell why.",
-            "cluster",
-        )
+        seen = f"no ResourceSlice of driver {listed(facts.driver_names)}"
+        do = "Run kubectl dra doctor against the cluster: a snapshot does not contain the cause."
+        yield fail(seen, "ResourceSlices for each node with GPUs", do, "cluster", reason="NoSlices")
     if slices and not missing:
         count = sum(map(len, devices.values()))
         yield ok(f"{count} devices of {len([node for node in devices if node])} nodes are published", "cluster")
 
 
-@check("pools-complete", Layer.SLICES, "that pools are complete")
+@check("pools-complete", Layer.SLICES, "the completeness of pools")
 def _pools(facts: ClusterFacts) -> Iterator[Finding]:
     pools: dict[tuple[str, str], list[Wire]] = {}
     for item in facts.own_slices:
@@ -195,52 +184,46 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
         expected = max(number(item, "spec", "pool", "resourceSliceCount") for item in current)
         if len(current) != expected:
             yield fail(
-                f"{len(current)} of {expected} ResourceSlices of generation {newest} are there, so the scheduler "
+                f"only {len(current)} of {expected} ResourceSlices of generation {newest} exist, so the scheduler "
                 "uses none",
                 "all ResourceSlices of the newest generation",
-                "The node process completes it within seconds while it runs; where it does not, look at its log, at a "
-                "ResourceQuota for resourceslices, and at who deletes them.",
+                "A running node process completes the pool within seconds. Otherwise read its log, check for a "
+                "ResourceQuota for resourceslices, and find out who deletes them.",
                 f"pool/{pool}",
+                reason="PoolIncomplete",
             )
         elif old:
-            yield warn(
-                f"{len(old)} ResourceSlices are of an older generation than {newest}",
-                "one generation",
-                "The node process deletes them; if they stay, another client writes to this pool.",
-                f"pool/{pool}",
-            )
+            seen = f"{len(old)} ResourceSlices are of an older generation than {newest}"
+            do = "The node process deletes them; if they stay, another client writes to this pool."
+            yield warn(seen, "one generation", do, f"pool/{pool}", reason="OldGeneration")
 
 
-@check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of nodes that are gone")
+@check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of deleted nodes")
 def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
     nodes = {name_of(node) for node in facts.items("nodes")}
     gone = sorted({node for item in facts.own_slices if (node := text(item, "spec", "nodeName")) and node not in nodes})
     if gone and nodes:
-        yield warn(
-            f"ResourceSlices of nodes that do not exist: {listed(gone)}",
-            "ResourceSlices that end with their Node",
-            "kubectl delete resourceslices --field-selector spec.nodeName=NAME",
-            "cluster",
-        )
+        seen = f"ResourceSlices of nodes that do not exist: {listed(gone)}"
+        do = "kubectl delete resourceslices --field-selector spec.nodeName=NAME"
+        yield warn(seen, "ResourceSlices that are deleted with their Node", do, "cluster")
 
 
-@check("slices-without-node-process", Layer.SLICES, "that published devices can be prepared")
+@check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
 def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
-    """Devices that can be allocated although no node process can prepare them."""
+    """Report devices that the scheduler can allocate although no node process can prepare them."""
     if not facts.node_daemonsets:
-        return  # node processes run otherwise, as in the embedded cluster
+        return  # node processes run without a DaemonSet, as in the embedded cluster
     running = facts.nodes_with_ready_pods
     devices = facts.own_devices
     nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
-        yield fail(
-            f"{len(devices[node])} devices are published, but no node process is ready there to prepare them",
-            "a ready node process on the node",
-            "See the layers daemonset and node for why it does not run; claims that the scheduler allocates "
-            "there wait.",
-            f"node/{node}",
+        seen = f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them"
+        do = (
+            "See the findings of the layers daemonset and node for the cause. Claims that the scheduler allocates on "
+            "this node wait."
         )
+        yield fail(seen, "a ready node process on the node", do, f"node/{node}")
 
 
 @check("devices-tainted", Layer.SLICES, "taints of devices")
@@ -257,18 +240,17 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
                 words = text(taint, "key") + (f"={text(taint, 'value')}" if text(taint, "value") else "")
                 keys[words] = keys.get(words, 0) + 1
         if tainted and tainted == len(devices):
-            yield warn(
-                f"all {tainted} devices are tainted: {listed(sorted(keys))}",
-                "devices that new claims can get",
-                "A drain ends with kubectl dra undrain; health taints end with their cause (docs/health.md); a "
-                "policy's taint with its policy.",
-                f"node/{node}",
+            seen = f"all {tainted} devices are tainted: {listed(sorted(keys))}"
+            do = (
+                "kubectl dra undrain ends a drain. Health taints end with their cause (docs/health.md), a policy's "
+                "taint with its policy."
             )
+            yield warn(seen, "devices that new claims can get", do, f"node/{node}")
 
 
-@check("forms-published", Layer.SLICES, "that partitions and shares are published")
+@check("forms-published", Layer.SLICES, "the publication of partitions and shares")
 def _forms(facts: ClusterFacts) -> Iterator[Finding]:
-    """Partitions or shares that a node means to offer and that are not in its slices: a gate drops their fields."""
+    """Report partitions or shares that policies allow and slices lack: a disabled gate drops their fields."""
     devices = facts.own_devices
     for node, status in facts.gpu_nodes.items():
         offered = {form for gpu in status.gpus for form in gpu.offered_as}
@@ -282,7 +264,7 @@ def _forms(facts: ClusterFacts) -> Iterator[Finding]:
             lost.append(("shares", "DRAConsumableCapacity"))
         for what, gate in lost:
             yield warn(
-                f"its policies allow {what}, and none is published",
+                f"its policies allow {what}, but none are published",
                 f"an API server that keeps the fields of {what} (feature gate {gate}; on from 1.36)",
                 f"Turn {gate} on in the API server, scheduler and kubelets, or change the policy.",
                 f"node/{node}",

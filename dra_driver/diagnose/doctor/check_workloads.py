@@ -1,4 +1,4 @@
-"""Checks of pods, claims and templates as people wrote them, and of what the nodes said when they prepared claims."""
+"""Check pods, claims and templates as users wrote them, and the events of nodes that prepared the claims."""
 
 from collections.abc import Iterator
 from typing import Final
@@ -41,14 +41,14 @@ _BELOW: Final = frozenset(
         Layer.CDI,
     }
 )
-"""Layers to which an error of preparing may be assigned; others are the layer prepare itself."""
+"""Layers that can cause a prepare error; any other error belongs to the layer prepare."""
 
 
-@check("claims-and-templates-exist", Layer.WORKLOAD, "that claims and templates of pods exist")
+@check("claims-and-templates-exist", Layer.WORKLOAD, "the claims and templates of pods")
 def _references(facts: ClusterFacts) -> Iterator[Finding]:
-    """Claims and templates that pods name and that do not exist, often because they are in another namespace.
+    """Report claims and templates that pods name and that do not exist, often because of another namespace.
 
-    Of a whole cluster it is a warning unless the pod, or the one of that name elsewhere, is known to be about GPUs.
+    For a whole cluster it is a warning, unless the pod or the object of that name elsewhere is about GPUs.
     """
     known_pods = concerns(facts)
     of_gpus = gpu_names(facts)
@@ -70,18 +70,19 @@ def _references(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _missing(pod: Wire, kind: str, name: str, elsewhere: list[str], status: Status) -> Finding:
     namespace = namespace_of(pod)
-    where = f"; namespace {listed(elsewhere)} has one of this name" if elsewhere else ""
-    do = f"Create it in namespace {namespace}: a pod can use only what is in its own namespace."
+    where = f"; namespace {listed(elsewhere)} has an object of this name" if elsewhere else ""
+    do = f"Create it in namespace {namespace}: a pod can use only objects of its namespace."
     return finding(
         status,
         f"names {kind} {name}, which does not exist in namespace {namespace}{where}",
         f"{kind} {namespace}/{name}",
         do if elsewhere else f"Create it in namespace {namespace}, or correct the name in the pod.",
         subject_of("pod", pod),
+        reason="InOtherNamespace" if elsewhere else "Missing" + kind,
     )
 
 
-@check("classes-of-claims-exist", Layer.WORKLOAD, "that classes of claims exist")
+@check("classes-of-claims-exist", Layer.WORKLOAD, "the classes of claims")
 def _classes(facts: ClusterFacts) -> Iterator[Finding]:
     names = {name_of(item) for item in facts.items("classes")}
     for name, users in sorted(used_classes(facts).items()):
@@ -91,15 +92,15 @@ def _classes(facts: ClusterFacts) -> Iterator[Finding]:
                 Status.FAIL if is_ours else Status.WARN,
                 f"names DeviceClass {name}, which does not exist"
                 + (f" (and {len(users) - 1} more do)" if len(users) > 1 else ""),
-                f"an existing DeviceClass: {listed(sorted(names)) or 'there is none'}",
-                "Correct the name, or create the class; kubectl dra classes apply makes those for MIG profiles.",
+                f"an existing DeviceClass: {listed(sorted(names)) or 'none exists'}",
+                "Correct the name, or create the class; kubectl dra classes apply creates classes for MIG profiles.",
                 users[0],
             )
 
 
-@check("device-plugin-resources", Layer.WORKLOAD, "pods that ask for a device plugin's resources")
+@check("device-plugin-resources", Layer.WORKLOAD, "pods that request a device plugin's resources")
 def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
-    """Pods that ask for the device plugin's resources where nothing gives them any more."""
+    """Report pods that request the device plugin's resources without a provider of the resource."""
     given = {text(item, "spec", "extendedResourceName") for item in facts.items("classes")}
     offered = {each.partition(":")[0] for node in facts.items("nodes") for each in plugin_offers(node)}
     for pod in facts.waiting_pods:
@@ -107,41 +108,36 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
         lost = [name for name in asked if name not in given and name not in offered]
         if lost:
             yield fail(
-                f"asks for {listed(lost)}, which neither a DeviceClass nor a device plugin gives",
+                f"requests {listed(lost)}, but no DeviceClass and no device plugin provides it",
                 "a claim, or a DeviceClass with this extendedResourceName (Kubernetes 1.36)",
                 "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
                 "nvidia.com/mig-*.",
                 subject_of("pod", pod),
+                reason="ResourceNotProvided",
             )
         elif asked and dicts(pod, "spec", "resourceClaims"):
-            yield warn(
-                f"asks for {listed(asked)} and has a claim as well: it gets both",
-                "a claim or an extended resource",
-                "Remove one of the two.",
-                subject_of("pod", pod),
-            )
+            seen = f"requests {listed(asked)} and also has a claim: it gets both"
+            do = "Remove one of the two."
+            yield warn(seen, "a claim or an extended resource", do, subject_of("pod", pod), reason="ResourceAndClaim")
 
 
 @check("pods-not-scheduled", Layer.WORKLOAD, "pods with claims that wait")
 def _waiting(facts: ClusterFacts) -> Iterator[Finding]:
-    """Pods with claims that the scheduler could not place, other drivers' claims left out; `explain` says why."""
+    """Report pods with claims that the scheduler could not place; `explain` has the reasons. Skips other drivers."""
     known = concerns(facts)
     for pod in facts.waiting_pods:
         if known[key_of(pod)] is False:
             continue
         scheduled = condition_of(pod, "PodScheduled")
         if dicts(pod, "spec", "resourceClaims") and scheduled.get("status") == "False":
-            yield warn(
-                f"is not scheduled: {text(scheduled, 'message') or text(scheduled, 'reason')}",
-                "a node",
-                f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}",
-                subject_of("pod", pod),
-            )
+            seen = f"is not scheduled: {text(scheduled, 'message') or text(scheduled, 'reason')}"
+            do = f"kubectl dra explain pod/{name_of(pod)} -n {namespace_of(pod)}"
+            yield warn(seen, "a node", do, subject_of("pod", pod))
 
 
-@check("prepare-errors", Layer.PREPARE, "errors of preparing claims")
+@check("prepare-errors", Layer.PREPARE, "errors in the preparation of claims")
 def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
-    """What the newest event says of preparing; left out where it is known to be of another driver's claim."""
+    """Report the newest event of each failed prepare, except for claims of other drivers."""
     waiting = {key_of(pod): pod for pod in facts.waiting_pods}
     known = concerns(facts)
     own = facts.driver_names
@@ -155,7 +151,7 @@ def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
         place = (key, "cdi" if is_cdi else "prepare")
         if place not in newest or _time(event) >= _time(newest[place]):
             newest[place] = event
-    for (key, _), event in sorted(newest.items()):
+    for (key, kind), event in sorted(newest.items()):
         message = " ".join(text(event, "message").split())
         is_own = known[key] or any(name in message for name in own)
         if not is_own and known[key] is False:
@@ -170,19 +166,20 @@ def _prepare(facts: ClusterFacts) -> Iterator[Finding]:
             _do_about(layer, node),
             f"pod/{'/'.join(key)}",
             layer=layer,
+            reason="CdiDeviceNotFound" if kind == "cdi" else "PrepareFailed",
         )
 
 
 def _do_about(layer: Layer, node: str) -> str:
     if layer is Layer.REGISTRATION:
-        return f"Look at the driver's pod on {node}: kubectl dra doctor node/{node}"
+        return f"Check the driver's pod on {node}: kubectl dra doctor node/{node}"
     if layer is Layer.CDI:
         return (
-            f"The container runtime of {node} has not read the CDI file: its CDI folders have to contain cdiDir of the "
-            f"chart (/var/run/cdi); dra-driver doctor on the node compares them."
+            f"The container runtime of {node} has not read the CDI file: its CDI directories must include cdiDir of "
+            f"the chart (/var/run/cdi); dra-driver doctor on the node compares them."
         )
     return (
-        f"Follow the message; kubectl dra doctor node/{node} looks at the node, dra-driver state on it at its claims."
+        f"Follow the message. kubectl dra doctor node/{node} checks the node; dra-driver state on it lists its claims."
     )
 
 
@@ -192,24 +189,23 @@ def _time(event: Wire) -> str:
 
 @check("claim-devices-ready", Layer.PREPARE, "the devices of claims")
 def _claim_devices(facts: ClusterFacts) -> Iterator[Finding]:
-    """What this driver says of the devices of claims in ``status.devices`` (chart value claimStatus.enabled)."""
+    """Check this driver's conditions of devices in the claims' ``status.devices`` (chart value claimStatus.enabled)."""
     own = facts.driver_names
     for claim in facts.items("claims"):
         for device in dicts(claim, "status", "devices"):
             if text(device, "driver") not in own:
-                continue  # a network card that is not ready is no matter of GPUs
+                continue  # a network card that is not ready does not concern GPUs
             for condition in dicts(device, "conditions"):
                 if text(condition, "type") == "Ready" and text(condition, "status") == "False":
-                    yield fail(
+                    seen = (
                         f"device {text(device, 'device')} is not ready: "
-                        f"{text(condition, 'message') or text(condition, 'reason')}",
-                        "devices that are ready",
-                        "docs/health.md says what ends each cause; a new pod gets another device.",
-                        subject_of("claim", claim),
+                        f"{text(condition, 'message') or text(condition, 'reason')}"
                     )
+                    do = "docs/health.md lists how each cause ends; a new pod gets another device."
+                    yield fail(seen, "devices that are ready", do, subject_of("claim", claim))
 
 
-@check("claims-end", Layer.PREPARE, "that claims end")
+@check("claims-end", Layer.PREPARE, "the end of claims")
 def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
     pods = {text(pod, "metadata", "uid") for pod in facts.items("pods")}
     for claim in facts.items("claims"):
@@ -218,12 +214,9 @@ def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
             text(user, "name") for user in users if text(user, "resource") == "pods" and text(user, "uid") not in pods
         ]
         if users and len(gone) == len(users) and text(claim, "metadata", "deletionTimestamp"):
-            yield warn(
-                f"is being deleted and reserved for pods that are gone: {listed(gone)}",
-                "a claim that ends with its pods",
-                "The resource claim controller (kube-controller-manager) removes it; look at its log.",
-                subject_of("claim", claim),
-            )
+            seen = f"is being deleted, but is reserved for pods that do not exist: {listed(gone)}"
+            do = "The resource claim controller (kube-controller-manager) removes the reservation; read its log."
+            yield warn(seen, "a claim that is deleted with its pods", do, subject_of("claim", claim))
 
 
 CHECKS: Final = (_references, _classes, _plugin_resources, _waiting, _prepare, _claim_devices, _stuck_claims)

@@ -1,4 +1,4 @@
-"""The checks of a cluster, and the report of one diagnosis: of the whole cluster, a node, a pod or a claim. No I/O."""
+"""The checks of a cluster, and the report of one diagnosis: of the cluster, a node, a pod or a claim. No I/O."""
 
 from collections.abc import Callable, Collection
 from typing import Final
@@ -37,15 +37,14 @@ class DoctorScope(Struct, frozen=True, kw_only=True):
 
 
 def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
-    """The facts without other nodes and other workloads; all of them for the cluster. Raises ConfigurationError where
-    the named object is known not to exist."""
+    """The facts of this scope, without other nodes and workloads. Raises ConfigurationError if the named object does
+    not exist."""
     if scope.kind == CLUSTER:
         return facts
     known = {name_of(item) for item in facts.items_or_none("nodes")}
     if scope.kind == "node":
         if facts.knows("nodes") and scope.name not in known:
-            there = ", ".join(sorted(known)[:5]) or "none"
-            raise ConfigurationError(f"there is no node {scope.name}; there are: {there}")
+            raise _not_found(f"node {scope.name}", scope.name, sorted(known))
         return _on_node(facts, scope.name, known)
     item = _find(facts, scope)
     if scope.kind == "pod":
@@ -54,7 +53,7 @@ def narrowed(facts: ClusterFacts, scope: DoctorScope) -> ClusterFacts:
         node = node_of_claim(item, known)
         chosen = facts.with_items(pods=_users_of(facts, item), claims=[item], templates=())
     chosen = replace(chosen, about_workload=True, cluster=facts)
-    # Without the other nodes, checks of a node that no longer exists would call the cluster empty.
+    # Without all nodes, checks of a node that no longer exists would report an empty cluster.
     is_gone = facts.knows("nodes") and node not in known
     return _on_node(chosen, node, known) if node and not is_gone else chosen
 
@@ -66,11 +65,14 @@ def _find(facts: ClusterFacts, scope: DoctorScope) -> Wire:
             return item
     if facts.knows(field):
         known = sorted(name_of(item) for item in facts.items(field) if namespace_of(item) == scope.namespace)
-        raise ConfigurationError(
-            f"there is no {scope.kind} {scope.name} in namespace {scope.namespace}; there are: "
-            f"{', '.join(known[:5]) or 'none'}"
-        )
+        raise _not_found(f"{scope.kind} {scope.name} in namespace {scope.namespace}", scope.name, known)
     return {}
+
+
+def _not_found(target: str, name: str, known: list[str]) -> ConfigurationError:
+    existing = ", ".join(known[:5]) or "none"
+    message = f"{target} does not exist; existing: {existing}"
+    return ConfigurationError(message, reason="TargetNotFound", name=name, existing=existing)
 
 
 def _claims_of(facts: ClusterFacts, pod: Wire) -> list[Wire]:
@@ -91,7 +93,7 @@ def _users_of(facts: ClusterFacts, claim: Wire) -> list[Wire]:
 
 
 def _on_node(facts: ClusterFacts, node: str, nodes: Collection[str]) -> ClusterFacts:
-    """The facts of one of the ``nodes``, and of no node."""
+    """The facts of one of the ``nodes``, and those without a node."""
 
     def node_name(item: Wire) -> str:
         return text(item, "spec", "nodeName")
@@ -124,8 +126,8 @@ CHECKS: Final = (
 def diagnose(
     facts: ClusterFacts, scope: DoctorScope, *, clock: Callable[[], float], took_s: float = 0.0
 ) -> DoctorReport:
-    """The report of all checks on the facts within ``scope``; ``took_s`` is the time of reading them. Raises
-    ConfigurationError for an object that is known not to exist."""
+    """Return the report of all checks on the facts within ``scope``; ``took_s`` is the time to read the facts. Raises
+    ConfigurationError for an object that does not exist."""
     began = clock()
     findings = run_all(CHECKS, narrowed(facts, scope))
     return DoctorReport(target=str(scope), findings=findings, source=facts.source, took_s=took_s + clock() - began)

@@ -1,7 +1,7 @@
-"""Facts of a cluster: the answer to each question, or why there is none; and reading fields of objects of any shape.
+"""The facts of a cluster: the answer to each question, or why it failed; and readers for fields of any object.
 
-A missing fact ends only the check that needs it. Facts are the API objects as they were read, reduced to the fields
-that checks need and without secrets, so that they can travel in a support bundle."""
+A missing fact ends only the check that needs it. Facts are API objects, reduced to the fields that checks need and
+without secrets, so that a support bundle can contain them."""
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +17,7 @@ from dra_driver.kube.state import KINDS, ClusterState, Wire
 
 
 def at(item: object, *path: str) -> object:
-    """The value at a path of names; None where there is none."""
+    """The value at a path of names; None if it is missing."""
     for name in path:
         if not isinstance(item, Mapping):
             return None
@@ -68,7 +68,7 @@ def subject_of(kind: str, item: object) -> str:
 
 
 def is_ready(item: object) -> bool:
-    """Whether the condition Ready of a pod or node is True."""
+    """Return whether the condition Ready of a pod or node is True."""
     return condition_of(item, "Ready").get("status") == "True"
 
 
@@ -89,12 +89,12 @@ RESOURCE_API: Final = "resource-api"
 GPU_API: Final = "gpu-api"
 """Discovery of gpu.dra-driver.io/v1alpha1: ``{"resources": [{"name": "gpunodes"}, ...]}``, empty where not served."""
 GATES: Final = "gates"
-"""Feature gates of the API server by name, true or false: those that concern device allocation."""
+"""Feature gates of the API server by name, true or false, for device allocation only."""
 DRIVER_RIGHTS: Final = "driver-rights"
-"""Rights of the driver's accounts: ``[{"account": ..., "right": ..., "allowed": bool}]``"""
+"""Permissions of the driver's accounts: ``[{"account": ..., "right": ..., "allowed": bool}]``"""
 DAEMONSETS: Final = "daemonsets"
 DRIVER_PODS: Final = "driver-pods"
-"""Pods in the namespaces of the driver, with the state of their containers."""
+"""Pods in the driver's namespaces, with the states of their containers."""
 GPU_NODES: Final = "gpu-nodes"
 GPU_POLICIES: Final = "gpu-policies"
 VISIBLE_DEVICES: Final = "visible-devices"
@@ -102,23 +102,23 @@ VISIBLE_DEVICES: Final = "visible-devices"
 DRIVER_LOGS: Final = "driver-logs"
 """The newest log lines of pods of the driver that are not ready: ``[{"metadata": ..., "lines": [...]}]``"""
 PARTLY_READ: Final = "partly-read"
-"""Collections of which one namespace alone could be read: ``[{"seen": ..., "path": ...}]``"""
+"""Collections that this user could read in one namespace only: ``[{"seen": ..., "path": ...}]``"""
 EXTRA: Final = {
     VERSION: "version of Kubernetes",
     SERVER: "address of the API server",
     RESOURCE_API: "list of API versions",
     GPU_API: "list of CustomResourceDefinitions",
     GATES: "feature gates",
-    DRIVER_RIGHTS: "rights of the driver's accounts",
+    DRIVER_RIGHTS: "permissions of the driver's accounts",
     DAEMONSETS: "DaemonSets",
     DRIVER_PODS: "pods of the driver with the states of their containers",
     GPU_NODES: "GpuNodes",
     GPU_POLICIES: "GpuPolicies",
     VISIBLE_DEVICES: "environment of pods",
     DRIVER_LOGS: "logs of the driver's pods",
-    PARTLY_READ: "collections that were partly read",
+    PARTLY_READ: "partly read collections",
 }
-"""Facts beside those of a cluster state, each with its words."""
+"""Facts beyond the cluster state, with their names for users."""
 
 DRIVER_NAME: Final = "gpu.nvidia.com"
 NODE_DAEMONSET: Final = "dra-driver-node"
@@ -128,22 +128,22 @@ COMPONENT: Final = "app.kubernetes.io/component"
 
 
 class Unanswered(Struct, frozen=True, kw_only=True):
-    """Why a question has no answer: ``seen`` as a phrase, ``fix`` as a sentence."""
+    """The reason for a missing answer: ``seen`` as a phrase, ``fix`` as a sentence."""
 
     seen: str
     fix: str
 
 
 class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
-    """Answers by the name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for users.
-    Properties describe the driver, and raise UnansweredError where their facts are missing."""
+    """Answers by name of the fact: a list of objects, an object, or `Unanswered`. ``source`` is for users.
+    Properties describe the driver, and raise UnansweredError if their facts are missing."""
 
     answers: Mapping[str, object]
     source: str = ""
     about_workload: bool = False
-    """Whether they were narrowed to a pod or claim: then what is missing of it is broken, whichever driver's it is."""
+    """True if the scope is a pod or claim: then a missing object is a failure, whichever driver it belongs to."""
     cluster: "ClusterFacts | None" = None
-    """The facts before they were narrowed, for questions about the whole cluster."""
+    """The facts before narrowing, for questions about the whole cluster."""
 
     @property
     def whole(self) -> "ClusterFacts":
@@ -154,7 +154,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
         return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list | tuple) else []
 
     def value(self, name: str) -> Wire:
-        """The fact that is one object. Raises UnansweredError."""
+        """The fact that is a single object. Raises UnansweredError."""
         found = self._known(name)
         return found if isinstance(found, Mapping) else {}
 
@@ -162,7 +162,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
         return name in self.answers and not isinstance(self.answers[name], Unanswered)
 
     def items_or_none(self, name: str) -> Sequence[Wire]:
-        """The objects of a fact; none where there is no answer. For what only adds to a finding."""
+        """The objects of a fact; none without an answer. For optional details of a finding."""
         return self.items(name) if self.knows(name) else ()
 
     @property
@@ -170,7 +170,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
         return {name: found for name, found in self.answers.items() if isinstance(found, Unanswered)}
 
     def state(self) -> ClusterState:
-        """The cluster state for `explain` and `capacity`; what is unanswered becomes a gap."""
+        """The cluster state for `explain` and `capacity`; unanswered questions become gaps."""
         lists = {name: tuple(self.items_or_none(name)) for name in STATE_KINDS}
         resources = {kind.field: kind.resource for kind in KINDS}
         gaps = [f"{resources[name]}: {why.seen}" for name, why in self.unanswered.items() if name in resources]
@@ -178,7 +178,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
         return ClusterState(**lists, gaps=tuple(gaps), server_version=version, source=self.source)
 
     def with_items(self, **changed: Sequence[Wire]) -> "ClusterFacts":
-        """The facts with other objects; underscores of the names stand for hyphens where the fact has them."""
+        """The facts with other objects; underscores in the names stand for hyphens of the facts."""
         named = {
             name if name in STATE_KINDS else name.replace("_", "-"): list(items) for name, items in changed.items()
         }
@@ -186,19 +186,19 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def node_daemonsets(self) -> list[Wire]:
-        """The DaemonSets of node processes; one, unless the driver is installed twice."""
+        """The DaemonSets of node processes; more than one if the driver is installed twice."""
         return [item for item in self.items(DAEMONSETS) if name_of(item) == NODE_DAEMONSET]
 
     @property
     def driver_names(self) -> list[str]:
-        """Names of all installed drivers of this kind; the default one where none is known."""
+        """Names of all installed drivers of this kind; the default name without any."""
         daemonsets = self.node_daemonsets if self.knows(DAEMONSETS) else []
-        told = [status.driver_name for status in self.gpu_nodes.values()]
-        return list(dict.fromkeys([*map(driver_name, daemonsets), *told])) or [DRIVER_NAME]
+        reported = [status.driver_name for status in self.gpu_nodes.values()]
+        return list(dict.fromkeys([*map(driver_name, daemonsets), *reported])) or [DRIVER_NAME]
 
     @property
     def node_pods(self) -> list[Wire]:
-        """Pods of the node processes, those of a rolling update twice per node."""
+        """Pods of the node processes; during a rolling update two per node."""
         return [pod for pod in self.items(DRIVER_PODS) if text(pod, "metadata", "labels", COMPONENT) == "node"]
 
     @property
@@ -207,7 +207,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @cached_property
     def gpu_nodes(self) -> Mapping[str, GpuNodeStatus]:
-        """What node processes say, by node; empty where it is unknown."""
+        """The reports of node processes, by node; empty if the GpuNodes are unreadable."""
         found = {name_of(item): node_status_of(item) for item in self.items_or_none(GPU_NODES)}
         return {name: status for name, status in found.items() if status is not None}
 
@@ -225,14 +225,14 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
     @property
     def driver_nodes(self) -> set[str]:
-        """Nodes on which the driver runs or has run: with a pod, a GpuNode or slices; as far as these are known."""
+        """Nodes with a pod, a GpuNode or slices of the driver. Ignores unreadable facts."""
         pods = self.node_pods if self.knows(DRIVER_PODS) else []
         slices = self.own_slices if self.knows("slices") else []
         return {text(item, "spec", "nodeName") for item in (*pods, *slices)} - {""} | set(self.gpu_nodes)
 
     @property
     def waiting_pods(self) -> list[Wire]:
-        """Pods that have not begun to run and are not being deleted."""
+        """Pods that have not started and are not being deleted."""
         return [
             pod
             for pod in self.items("pods")
@@ -247,12 +247,12 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
 
 
 def setting(daemonset: Wire, name: str) -> str:
-    """A setting of the node process as the DaemonSet has it; empty where it has none."""
+    """A setting of the node process in the DaemonSet; empty if it is not set."""
     return text(daemonset, "spec", "settings", name)
 
 
 def driver_name(daemonset: Wire) -> str:
-    """What slices and classes call the driver."""
+    """The driver's name in slices and classes."""
     return setting(daemonset, "DRIVER_NAME") or DRIVER_NAME
 
 
@@ -263,7 +263,7 @@ _NOT_READ: Final = Unanswered(
 
 
 def facts_of_state(state: ClusterState) -> ClusterFacts:
-    """What a snapshot knows. A kind that is empty and has a gap is unanswered; all other facts are as well."""
+    """The facts in a snapshot. A kind that is empty and has a gap is unanswered, and so are facts beyond a snapshot."""
     answers: dict[str, object] = {}
     for kind in KINDS:
         items = getattr(state, kind.field)

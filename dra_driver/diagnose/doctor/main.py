@@ -1,4 +1,4 @@
-"""``dra-driver doctor``: which layer between a GPU and a container is broken on this node."""
+"""``dra-driver doctor``: report the broken layer between a GPU and a container on this node."""
 
 import argparse
 import json
@@ -10,19 +10,19 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 DESCRIPTION: Final = """\
-Look at this node from the kernel's driver to the containers and name the first broken layer: kubelet, NVIDIA driver and
-its root, kernel module, NVML, UVM, device nodes, CDI hook, container runtime and its CDI switch (by CRI), sockets,
-registration, device plugins, the driver's own records, CDI files. It changes nothing, needs no API server, and works
-where nothing is installed. Some looks need root.
+Check this node from the kernel's driver to the containers and name the first broken layer: kubelet, NVIDIA driver and
+its root, kernel module, NVML, UVM, device nodes, CDI hook, container runtime and its CDI setting (by CRI), sockets,
+registration, device plugins, the driver's records, CDI files. It changes nothing, needs no API server, and works
+on a node without an installation. Some checks need root.
 """
 EPILOG: Final = """\
 examples:
   dra-driver doctor                              on the node, as root
-  dra-driver doctor --pod default/train-0        and what the containers of a pod got
+  dra-driver doctor --pod default/train-0        also the devices in the containers of a pod
   dra-driver doctor --output json | jq .firstBroken
   kubectl dra doctor node/NAME --on-node         the same from a workstation, in a pod
 
-exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or not everything could be looked at.
+exit status: 0 nothing is broken, 1 something is, 2 wrong usage, or a check got no answer.
 """
 
 
@@ -32,16 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAMESPACE/NAME",
         action="append",
         default=[],
-        help="look at its containers, too; may be repeated",
+        help="check its containers, too; may be repeated",
     )
-    parser.add_argument(
-        "--host", metavar="DIR", help="the host's / as this process sees it (default: that of --host-root)"
-    )
+    parser.add_argument("--host", metavar="DIR", help="the mount point of the host's / (default: that of --host-root)")
     parser.add_argument(
         "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
     )
     parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")
-    parser.add_argument("--verbose", action="store_true", help="show what is well, too")
+    parser.add_argument("--verbose", action="store_true", help="show passed checks, too")
     add_flags(parser)
 
 

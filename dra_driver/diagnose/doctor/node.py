@@ -1,4 +1,4 @@
-"""All facts of a node, its checks, and the report of one run."""
+"""Read all facts of a node, run its checks, and report them."""
 
 import time
 from collections.abc import Callable
@@ -30,10 +30,8 @@ from dra_driver.hardware.device_nodes.folder import DevFolder
 
 
 class LocalFacts(Struct, frozen=True, kw_only=True):
-    """``node`` is the node's name. ``records`` are the driver's own, or why they cannot be read; None if not read.
-
-    ``hardware`` is empty unless NVML answers.
-    """
+    """``node`` is the node's name. ``records`` are the driver's, or the error that prevents reading them; None if not
+    read. ``hardware`` is empty unless NVML answers."""
 
     node: str
     view: HostView
@@ -49,7 +47,7 @@ class LocalFacts(Struct, frozen=True, kw_only=True):
 
 
 class NodeReaders(Struct, frozen=True, kw_only=True):
-    """How to reach what is not a file; tests hand in others."""
+    """Access to everything except files; tests replace it."""
 
     ask_nvml: AskNvml = ask_nvml
     dial: Callable[[str], CriClient] = CriClient
@@ -83,9 +81,9 @@ def examine(
     places: Places | None = None,
     readers: NodeReaders | None = None,
 ) -> DoctorReport:
-    """Read the node and judge it; ``pods`` as ``namespace/name``. Changes nothing, and every wait has an end.
+    """Read the node and run its checks; ``pods`` as ``namespace/name``. Changes nothing; every wait has a timeout.
 
-    Never raises an error of this project.
+    Does not raise errors of this project.
     """
     begin = time.monotonic()
     use = readers or NodeReaders()
@@ -106,7 +104,7 @@ def examine(
         pods=tuple(
             read_pod(reachable, pod, use.dial)
             if reachable
-            else PodFacts(pod=pod, problem="no container runtime can be asked")
+            else PodFacts(pod=pod, problem="no container runtime answers")
             for pod in pods
         ),
         records=_records(places),

@@ -1,4 +1,4 @@
-"""NVIDIA's device nodes in the host's ``/dev``, and the settings that decide who may open them. Changes nothing."""
+"""Read NVIDIA's device nodes in the host's ``/dev`` and the settings for their permissions. Changes nothing."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ _MOST_CAPABILITIES: Final = 4096
 
 
 class SeenNode(Struct, frozen=True, kw_only=True):
-    """A device node that should be there, or is: what is at its path, and the numbers that the kernel gives it.
+    """A device node that is expected or present: the content of its path, and the numbers that the kernel assigns.
 
     ``behind`` are the numbers at the end of a symbolic link; ``expected`` is None while its module is not loaded.
     """
@@ -57,7 +57,7 @@ class DeviceNodeFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_devices(view: HostView, dev: DevFolder, majors: Majors | None, minors: Iterable[int]) -> DeviceNodeFacts:
-    """What is in the ``/dev`` that ``dev`` shows, for the GPUs with these minors."""
+    """The device nodes in the ``/dev`` that ``dev`` shows, for the GPUs with these minors."""
     known = majors or Majors()
     paths = [
         *(f"/dev/nvidia{minor}" for minor in minors),
@@ -71,7 +71,7 @@ def read_devices(view: HostView, dev: DevFolder, majors: Majors | None, minors: 
         capabilities = tuple(_seen_node(dev, path, known) for path in _capability_paths(view))
         problem = None
     except OSError as error:
-        nodes, capabilities, present, problem = (), (), False, f"{view.dev} cannot be read: {error.strerror}"
+        nodes, capabilities, present, problem = (), (), False, f"cannot read {view.dev}: {error.strerror}"
     return DeviceNodeFacts(
         folder=view.dev,
         problem=problem,
@@ -113,7 +113,8 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.view.simulated:
         return
     if devices.problem:
-        yield unknown(devices.problem, "the host's /dev", "Run it as root, or set --host-dev to the host's /dev.")
+        do = "Run it as root, or set --host-dev to the host's /dev."
+        yield unknown(devices.problem, "the host's /dev", do, reason="DevUnreadable")
         return
     wanted = [node for node in devices.nodes if node.expected is not None]
     answers = [answer for node in wanted for answer in _node(node, devices.params)]
@@ -124,13 +125,14 @@ def _nodes(facts: "LocalFacts") -> Iterator[Finding]:
             f"{listed(missing)} {'is' if len(missing) == 1 else 'are'} missing in {devices.folder}",
             "the device nodes of loaded modules, which pods with hostUsers: false need on the host",
             _how_to_make(devices.params),
+            reason="DeviceNodesMissing",
         )
     if wanted and not answers and not missing:
-        yield ok(f"{len(wanted)} device nodes are as the kernel says")
+        yield ok(f"{len(wanted)} device nodes match the kernel")
 
 
 def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
-    assert node.expected is not None  # noqa: S101 - for the type checker; the caller has left the others out
+    assert node.expected is not None  # noqa: S101 - for the type checker; the caller excludes other nodes
     expected = f"a character device {node.expected.major}:{node.expected.minor}"
     if _is_missing(node):
         return
@@ -138,18 +140,16 @@ def _node(node: SeenNode, params: NodeParams) -> Iterator[Finding]:
     if present is None or present.refusal:
         numbers = node.seen.numbers
         has = f"has the numbers {numbers.major}:{numbers.minor}" if numbers else f"is a {node.seen.found}"
-        do = (
-            f"Remove {node.path} on the node; nvidia-modprobe or the node process makes it again with the right "
-            "numbers."
-        )
-        yield fail(f"{node.path} {has}", f"{expected}, as /proc/devices says", do)
+        do = f"Remove {node.path} on the node; nvidia-modprobe or the node process recreates it with the right numbers."
+        yield fail(f"{node.path} {has}", f"{expected}, from /proc/devices", do, reason="WrongDeviceNode")
     elif node.seen.found is Found.DEVICE and node.seen.mode & _OTHERS != _OTHERS:
-        restricted = "" if params.open_to_all else f", as the kernel module was told (DeviceFileMode {params.mode:04o})"
+        restricted = "" if params.open_to_all else f", set by the kernel module (DeviceFileMode {params.mode:04o})"
         yield warn(
             f"{node.path} has the mode {node.seen.mode:04o}{restricted}",
             "mode 0666: users other than root of a pod with hostUsers: false get this mode",
             f"Run `chmod 0666 {node.path}`"
             + ("." if params.open_to_all else ", and load the module with NVreg_DeviceFileMode=0666."),
+            reason="RestrictedMode",
         )
 
 
@@ -159,9 +159,9 @@ def _is_missing(node: SeenNode) -> bool:
 
 def _how_to_make(params: NodeParams) -> str:
     if params.modify:
-        return "A running node process makes them within seconds; else run nvidia-modprobe -u -c0 on the node."
+        return "A running node process creates them within seconds; else run nvidia-modprobe -u -c0 on the node."
     return (
-        "The kernel module was loaded with NVreg_ModifyDeviceFiles=0: make them by hand, or load it without "
+        "The kernel module was loaded with NVreg_ModifyDeviceFiles=0: create them manually, or load it without "
         "that setting."
     )
 
@@ -173,25 +173,25 @@ def _capabilities(facts: "LocalFacts") -> Iterator[Finding]:
         return
     if majors.caps is None:
         if devices.mig_minors or devices.capability_folder:
-            do = "Load the kernel module again; without it no MIG partition can be opened."
-            yield warn("the kernel lists no nvidia-caps", "nvidia-caps in /proc/devices", do)
+            do = "Load the kernel module again; without it no process can open a MIG partition."
+            yield warn(
+                "the kernel does not list nvidia-caps", "nvidia-caps in /proc/devices", do, reason="NoCapabilities"
+            )
         return
     wrong = [node.path for node in devices.capabilities if node.expected not in (node.seen.numbers, node.behind)]
     if wrong:
-        yield fail(
-            f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a driver that was loaded before",
-            f"major {majors.caps}, as /proc/devices says of nvidia-caps",
-            "Remove /dev/nvidia-caps on the node: the node process makes what a MIG partition needs.",
-        )
+        seen = f"{listed(wrong)} {'has' if len(wrong) == 1 else 'have'} numbers of a previously loaded driver"
+        do = "Remove /dev/nvidia-caps on the node: the node process creates the nodes that a MIG partition needs."
+        yield fail(seen, f"major {majors.caps}, that of nvidia-caps in /proc/devices", do, reason="OldCapabilityNodes")
     else:
         yield ok(f"nvidia-caps has major {majors.caps}, {len(devices.capabilities)} nodes")
 
 
-@check("device-access", Layer.DEVICE_NODES, "what decides who may open device nodes")
+@check("device-access", Layer.DEVICE_NODES, "the settings that restrict access to device nodes")
 def _access(facts: "LocalFacts") -> Iterator[Finding]:
     selinux = {"1": "SELinux is enforcing", "0": "SELinux is permissive"}.get(facts.devices.selinux or "", "no SELinux")
     version = facts.devices.cgroup_version
-    cgroup = f"cgroup version {version}" if version else "the cgroup version cannot be seen"
+    cgroup = f"cgroup version {version}" if version else "unknown cgroup version"
     yield ok(f"{selinux}; {cgroup}")
 
 

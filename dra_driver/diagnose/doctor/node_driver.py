@@ -1,4 +1,4 @@
-"""The NVIDIA driver of a node: GPUs on the bus, driver root, kernel module, NVML, UVM, toolkit. Changes nothing."""
+"""Check the NVIDIA driver of a node: GPUs on the bus, driver root, kernel module, NVML, UVM, toolkit. Read-only."""
 
 import os
 import re
@@ -34,14 +34,14 @@ _MINOR: Final = re.compile(r"^Device Minor:\s*(\d{1,3})$", re.MULTILINE)
 
 
 class PciGpu(Struct, frozen=True, kw_only=True):
-    """A GPU of NVIDIA on the PCI bus; ``bound`` is the kernel driver that has it, None for none."""
+    """A GPU of NVIDIA on the PCI bus; ``bound`` is its kernel driver, None for none."""
 
     address: str
     bound: str | None
 
 
 class NvmlAnswer(Struct, frozen=True, kw_only=True):
-    """``problem`` is a sentence when NVML does not work; ``left_out`` are GPUs that do not answer, each with why."""
+    """``problem`` is why NVML does not work; ``left_out`` are GPUs that do not answer, each with a reason."""
 
     gpus: int = 0
     left_out: tuple[str, ...] = ()
@@ -49,11 +49,9 @@ class NvmlAnswer(Struct, frozen=True, kw_only=True):
 
 
 class DriverFacts(Struct, frozen=True, kw_only=True):
-    """What was found of the driver.
-
-    ``searched`` are the roots that the node process searches, ``root`` the one that has NVML's ``library``, None
-    without one. ``others`` are further roots on the host that have it. ``release`` is the version in the library's
-    name, ``module`` that of the loaded kernel module. ``pci`` is None where the bus cannot be seen.
+    """Facts about the driver. ``searched`` are the roots that the node process searches, ``root`` the one with NVML's
+    ``library``, None without one. ``others`` are further roots on the host that have it. ``release`` is the version
+    in the library's name, ``module`` that of the loaded kernel module. ``pci`` is None if the bus is unreadable.
     """
 
     searched: tuple[str, ...] = ()
@@ -74,11 +72,11 @@ class DriverFacts(Struct, frozen=True, kw_only=True):
 
 
 AskNvml = Callable[[str], NvmlAnswer]
-"""Opens NVML from the library at a path, in another process."""
+"""Open NVML from the library at a path, in a separate process."""
 
 
 def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
-    """Everything of the driver; NVML is asked only where its library and the kernel module are there."""
+    """Read all facts about the driver. Call NVML only if its library and the kernel module exist."""
     candidates = tuple(dict.fromkeys(CANDIDATES))
     configured, below = view.settings.driver_root, view.settings.host_root.rstrip("/")
     searched = (configured,) if configured else tuple(below + each for each in CANDIDATES)
@@ -107,21 +105,21 @@ def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
 
 
 def ask_nvml(library: str) -> NvmlAnswer:
-    """Count GPUs in a separate process: a call may hang for ever, and the library may end the process."""
+    """Count GPUs in a separate process: a call may hang, and the library may end the process."""
     try:
         reading = runner.run(Task(reader="survey:counted", folder="", library=library), NVML_S)
     except OSError as error:
-        return NvmlAnswer(problem=f"the process that asks NVML cannot be started: {error.strerror}")
+        return NvmlAnswer(problem=f"cannot start the process that calls NVML: {error.strerror}")
     count, left = reading.facts.get("gpus", 0), reading.facts.get("left", ())
     return NvmlAnswer(gpus=count, left_out=tuple(left), problem=reading.problem or None)
 
 
 def read_hardware(view: HostView) -> tuple[CheckRecord, ...]:
-    """The read-only part of the hardware check; each check reads in a separate process, within its time limit."""
+    """Run the read-only checks of the hardware check, each in a separate process with a time limit."""
     try:
         return read_only(task_of(view.settings)[0], runner.run)
     except OSError as error:
-        return (CheckRecord.unread(f"its processes cannot be started: {error.strerror}"),)
+        return (CheckRecord.unread(f"cannot start its processes: {error.strerror}"),)
 
 
 def _majors(view: HostView) -> tuple[Majors | None, str | None]:
@@ -132,7 +130,7 @@ def _majors(view: HostView) -> tuple[Majors | None, str | None]:
 
 
 def _module_version(view: HostView) -> str | None:
-    """The version of the loaded kernel module: sysfs has it for proprietary and open modules alike."""
+    """The version of the loaded kernel module, proprietary or open, from sysfs."""
     found = text(f"{view.sys}/module/nvidia/version")
     if found:
         return found.split()[0]
@@ -169,7 +167,7 @@ def _pci(view: HostView) -> tuple[PciGpu, ...] | None:
 
 def _bound(link: str) -> str | None:
     try:
-        return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 - the text of the link is wanted
+        return os.readlink(link).rpartition("/")[2]  # noqa: PTH115 - needs the text of the link
     except OSError:
         return None
 
@@ -183,15 +181,12 @@ _OPEN: Final = frozenset({"nouveau", "nova_core", "nova-core"})
 _NVIDIA_BOUND: Final = "GPUs bound to the kernel driver nvidia"
 
 
-@check("machine", Layer.DRIVER, "a kind of machine that NVIDIA's driver serves")
+@check("machine", Layer.DRIVER, "a kind of machine that NVIDIA's driver supports")
 def _machine(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.driver.unsupported and not facts.view.simulated:
         what, _, instead = facts.driver.unsupported.partition(";")
-        yield fail(
-            what,
-            "Linux on a machine with a discrete NVIDIA GPU",
-            f"{instead.strip()[:1].upper()}{instead.strip()[1:]}.",
-        )
+        do = f"{instead.strip()[:1].upper()}{instead.strip()[1:]}."
+        yield fail(what, "Linux on a machine with a discrete NVIDIA GPU", do)
 
 
 @check("gpus-on-bus", Layer.DRIVER, "NVIDIA GPUs bound to NVIDIA's driver")
@@ -203,15 +198,15 @@ def _bus(facts: "LocalFacts") -> Iterator[Finding]:
     works = driver.nvml is not None and driver.nvml.gpus > 0
     if driver.pci is None:
         if not works:
-            do = "Run it where /sys of the node can be read."
-            yield unknown("the PCI bus cannot be seen", "GPUs of vendor 10de on the PCI bus", do)
+            do = "Run it with access to /sys of the node."
+            yield unknown("cannot read the PCI bus", "GPUs of vendor 10de on the PCI bus", do, reason="PciUnreadable")
     elif not driver.pci and not works:
-        yield fail(
-            f"no NVIDIA GPU among {driver.pci_devices} PCI devices",
-            "a display or 3D controller of vendor 10de (lspci -d 10de:)",
+        seen = f"no NVIDIA GPU among {driver.pci_devices} PCI devices"
+        do = (
             "Use a node with an NVIDIA GPU, pass the GPU through to this virtual machine, or keep the driver's "
-            "DaemonSet off this node (nodes.selector of the chart).",
+            "DaemonSet off this node (nodes.selector of the chart)."
         )
+        yield fail(seen, "a display or 3D controller of vendor 10de (lspci -d 10de:)", do, reason="NoGpuOnBus")
     else:
         yield from _bindings(driver, driver.pci)
 
@@ -221,22 +216,18 @@ def _bindings(driver: DriverFacts, gpus: tuple[PciGpu, ...]) -> Iterator[Finding
     vfio = [gpu for gpu in gpus if gpu.bound == "vfio-pci"]
     free = [gpu for gpu in gpus if gpu.bound is None] if driver.module else []
     if open_driver:
-        yield fail(
-            f"{_named(open_driver)} bound to {open_driver[0].bound}",
-            _NVIDIA_BOUND,
-            "Keep that module from loading (blacklist it in /etc/modprobe.d, rebuild the initramfs), and reboot.",
-        )
+        seen = f"{_named(open_driver)} bound to {open_driver[0].bound}"
+        do = "Blacklist that module in /etc/modprobe.d, rebuild the initramfs, and reboot."
+        yield fail(seen, _NVIDIA_BOUND, do, reason="OpenDriverBound")
     if vfio:
         make = fail if len(vfio) == len(gpus) else warn
-        yield make(
-            f"{_named(vfio)} bound to vfio-pci, for virtual machines",
-            _NVIDIA_BOUND,
-            "If containers are to use it, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override).",
-        )
+        do = "To use it in containers, unbind it from vfio-pci and bind it to nvidia (driverctl unset-override)."
+        yield make(f"{_named(vfio)} bound to vfio-pci, for virtual machines", _NVIDIA_BOUND, do, reason="VfioBound")
     if free:
         make = fail if len(free) == len(gpus) else warn
-        do = "Look for NVRM in the kernel's log (dmesg): the GPU may be unsupported by this driver, or defective."
-        yield make(f"{_named(free)} bound to no kernel driver although nvidia is loaded", _NVIDIA_BOUND, do)
+        do = "Search the kernel's log (dmesg) for NVRM: this driver may not support the GPU, or the GPU is defective."
+        seen = f"{_named(free)} bound to no kernel driver although nvidia is loaded"
+        yield make(seen, _NVIDIA_BOUND, do, reason="NoDriverBound")
     if gpus and not open_driver and not vfio and not free:
         yield ok(f"{len(gpus)} GPU{'' if len(gpus) == 1 else 's'} of NVIDIA on the PCI bus")
 
@@ -252,24 +243,24 @@ def _root(facts: "LocalFacts") -> Iterator[Finding]:
         return
     configured = view.settings.driver_root_on_host or view.settings.driver_root
     searched = configured if configured else listed([each or "/" for each in driver.searched])
-    expected = f"{NVML} in a library folder below the driver root"
+    expected = f"{NVML} in a library directory below the driver root"
     if configured and driver.others:
-        yield fail(
-            f"no {NVML} below the driver root {configured}, but below {listed(driver.others)}",
-            expected,
-            f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty so "
-            "that it is searched.",
+        seen = f"{NVML} is missing below the driver root {configured}, and is below {listed(driver.others)}"
+        do = (
+            f"Set driver.root of the chart (--driver-root, DRIVER_ROOT) to {driver.others[0]}, or leave it empty to "
+            "search for the root."
         )
+        yield fail(seen, expected, do, reason="OtherDriverRoot")
     elif driver.module:
-        yield fail(
-            f"no {NVML} below {searched}, although the kernel module {driver.module} is loaded",
-            expected,
+        seen = f"no {NVML} below {searched}, although the kernel module {driver.module} is loaded"
+        do = (
             "Install the driver's libraries of the same version, wait for the driver container, or set driver.root of "
-            "the chart (DRIVER_ROOT) to the folder that has them.",
+            "the chart (DRIVER_ROOT) to their directory."
         )
+        yield fail(seen, expected, do, reason="LibrariesMissing")
     else:
-        do = "Install the NVIDIA driver on the node (docs/driver-roots.md has the places that are searched)."
-        yield fail(f"no NVIDIA driver below {searched}", expected, do)
+        do = "Install the NVIDIA driver on the node (docs/driver-roots.md lists the searched directories)."
+        yield fail(f"no NVIDIA driver below {searched}", expected, do, reason="DriverNotInstalled")
 
 
 @check("kernel-module", Layer.DRIVER, "the kernel module nvidia is loaded")
@@ -280,15 +271,17 @@ def _module(facts: "LocalFacts") -> Iterator[Finding]:
     if driver.module or (driver.majors is not None and driver.majors.nvidia is not None):
         yield ok(f"kernel module nvidia {driver.module or 'of unknown version'} is loaded")
     elif driver.majors_problem:
-        yield unknown(driver.majors_problem, "the kernel module nvidia in /proc/devices", "Run it on the node as root.")
+        seen = driver.majors_problem
+        do = "Run it on the node as root."
+        yield unknown(seen, "the kernel module nvidia in /proc/devices", do, reason="ModulesUnreadable")
     else:
         instead = sorted(driver.modules & _OPEN)
-        yield fail(
-            f"the kernel module nvidia is not loaded{f', {instead[0]} is' if instead else ''}",
-            "the module nvidia (lsmod, /proc/devices)",
-            "Run `modprobe nvidia` on the node. Where that fails, the module was not built for this kernel (dkms "
-            "status), or Secure Boot refuses it (dmesg).",
+        seen = f"the kernel module nvidia is not loaded{f', {instead[0]} is' if instead else ''}"
+        do = (
+            "Run `modprobe nvidia` on the node. If it fails, the module was not built for this kernel (dkms "
+            "status), or Secure Boot rejects it (dmesg)."
         )
+        yield fail(seen, "the module nvidia (lsmod, /proc/devices)", do, reason="ModuleNotLoaded")
 
 
 @check("driver-versions", Layer.DRIVER, "kernel module and libraries of one version")
@@ -301,7 +294,7 @@ def _versions(facts: "LocalFacts") -> Iterator[Finding]:
     else:
         yield fail(
             f"the loaded kernel module is {module}, the libraries are {release}",
-            "one version of both (nvidia-smi says: Driver/library version mismatch)",
+            "one version of both (nvidia-smi reports: Driver/library version mismatch)",
             "Drain the node and reboot it; or end every program with a GPU and load the new module (rmmod nvidia_uvm "
             "nvidia_drm nvidia_modeset nvidia, then modprobe nvidia).",
         )
@@ -313,21 +306,23 @@ def _nvml(facts: "LocalFacts") -> Iterator[Finding]:
     if facts.view.simulated or answer is None:
         return
     if answer.problem:
-        do = "Run nvidia-smi on the node, and look for NVRM and Xid in the kernel's log (dmesg)."
-        yield fail(f"NVML does not work: {answer.problem}", "NVML counts the node's GPUs", do)
+        do = "Run nvidia-smi on the node, and search the kernel's log (dmesg) for NVRM and Xid."
+        yield fail(f"NVML does not work: {answer.problem}", "NVML counts the node's GPUs", do, reason="NvmlFailed")
         return
     if not answer.gpus:
-        do = "Look for NVRM in the kernel's log (dmesg); nvidia-smi says the same. The driver may not support the GPU."
-        yield fail("NVML works and finds no GPU", "at least one GPU", do)
+        do = "Search the kernel's log (dmesg) for NVRM, or run nvidia-smi. The driver may not support the GPU."
+        yield fail("NVML works but finds no GPU", "at least one GPU", do, reason="NvmlWithoutGpus")
     else:
         yield ok(f"NVML counts {answer.gpus} GPU{'' if answer.gpus == 1 else 's'}")
     for left in answer.left_out:
-        do = "Look for Xid in the kernel's log (dmesg); a reset of the GPU or a reboot may help."
-        yield warn(f"a GPU is left out: {left}", "every GPU answers", do)
+        do = "Search the kernel's log (dmesg) for Xid; a reset of the GPU or a reboot may help."
+        yield warn(f"NVML omits a GPU: {left}", "every GPU answers", do, reason="GpuLeftOut")
     bound = sum(gpu.bound == "nvidia" for gpu in driver.pci or ())
     if answer.gpus and bound > answer.gpus + len(answer.left_out):
-        do = "Look for NVRM in the kernel's log (dmesg): the driver gave up the missing one."
-        yield warn(f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do)
+        do = "Search the kernel's log (dmesg) for NVRM: the driver detached from the missing GPU."
+        yield warn(
+            f"{bound} GPUs are bound to nvidia, NVML counts {answer.gpus}", "as many in NVML", do, reason="GpuMissing"
+        )
 
 
 @check("uvm", Layer.UVM, "the kernel module nvidia-uvm is loaded")
@@ -339,25 +334,27 @@ def _uvm(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"nvidia-uvm is loaded (major {majors.uvm})")
     else:
         yield fail(
-            "the kernel module nvidia-uvm is not loaded: nvidia-smi works, and CUDA in containers does not",
+            "the kernel module nvidia-uvm is not loaded: nvidia-smi works, CUDA in containers does not",
             "nvidia-uvm in /proc/devices",
             "Run `nvidia-modprobe -u -c0` or `modprobe nvidia-uvm` on the node, and have it loaded at boot "
             "(/etc/modules-load.d).",
         )
 
 
-@check("toolkit", Layer.TOOLKIT, "a CDI hook that can be used")
+@check("toolkit", Layer.TOOLKIT, "a usable CDI hook")
 def _toolkit(facts: "LocalFacts") -> Iterator[Finding]:
     found = facts.files.hook
     expected = "NVIDIA's CDI hook 1.17.8 or newer, or none"
     if found.problem:
-        yield fail(found.problem, expected, "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).")
+        seen = found.problem
+        yield fail(seen, expected, "Correct driver.cdiHook of the chart (NVIDIA_CDI_HOOK_PATH).", reason="HookUnusable")
     elif found.note:
-        yield warn(found.note, expected, "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node.")
+        do = "Install the NVIDIA Container Toolkit 1.17.8 or newer on the node."
+        yield warn(found.note, expected, do, reason="HookNotUsed")
     elif found.hook:
         yield ok(f"CDI hook {found.hook}")
     else:
-        yield ok("no CDI hook of NVIDIA: libraries are mounted under each of their names")
+        yield ok("no CDI hook of NVIDIA: the driver mounts libraries under each of their names")
 
 
 def _named(gpus: list[PciGpu]) -> str:
@@ -365,9 +362,9 @@ def _named(gpus: list[PciGpu]) -> str:
     return f"GPU {addresses} is" if len(gpus) == 1 else f"GPUs {addresses} are"
 
 
-@check("hardware-check", Layer.HARDWARE, "GPUs and driver as this driver assumes them")
+@check("hardware-check", Layer.HARDWARE, "the driver's assumptions about GPUs and NVIDIA driver")
 def _hardware(facts: "LocalFacts") -> Iterator[Finding]:
-    """A difference need not keep GPUs from working: it is one of code and machine."""
+    """A difference between the driver's assumptions and the machine is a warning: GPUs may work anyway."""
     for record in facts.hardware:
         seen = f"check {record.number}, {record.finding.check}: {record.finding.seen}"
         if record.finding.status is Status.OK:

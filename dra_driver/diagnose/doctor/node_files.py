@@ -1,4 +1,4 @@
-"""The files of a node: disks, the driver's CDI files, NVIDIA's CDI hook, and what containers got of them.
+"""Check the files of a node: disks, the driver's CDI files, NVIDIA's CDI hook, and the devices in containers.
 
 The source for containers is their runtime specification, which containerd and CRI-O return by
 ``ContainerStatus(verbose).info["info"]`` as JSON: ``runtimeSpec.linux.devices`` are the device nodes in the container,
@@ -31,8 +31,8 @@ _MOST_FILES: Final = 4096
 
 
 class CdiFacts(Struct, frozen=True, kw_only=True):
-    """The driver's documents by file name. ``problems`` are sentences about its files that no runtime would load,
-    ``gone`` the host's files that its documents mount and that do not exist."""
+    """The driver's documents by file name. ``problems`` are messages about its files that no runtime would load,
+    ``gone`` the missing files of the host that its documents mount."""
 
     folder: str = ""
     exists: bool = False
@@ -43,7 +43,7 @@ class CdiFacts(Struct, frozen=True, kw_only=True):
 
 
 class DiskFacts(Struct, frozen=True, kw_only=True):
-    """Free space of the file system with ``folder``: bytes, and files that could be made (None: no such limit)."""
+    """Free space of the file system with ``folder``: bytes, and inodes (None: no such limit)."""
 
     folder: str
     what: str
@@ -52,8 +52,8 @@ class DiskFacts(Struct, frozen=True, kw_only=True):
 
 
 class HookFacts(Struct, frozen=True, kw_only=True):
-    """``hook`` is path and version of the hook that containers get, None for none. ``note`` says why one is not used,
-    ``problem`` why the wanted one cannot be."""
+    """``hook`` is path and version of the hook that containers get, None for none. ``note`` is the reason for not
+    using one, ``problem`` the reason why the configured hook is unusable."""
 
     hook: str | None = None
     note: str | None = None
@@ -85,7 +85,7 @@ def _read_cdi(view: HostView) -> CdiFacts:
         except InvalidSpecError as error:
             problems.append(str(error))
         except OSError as error:
-            problems.append(f"{view.cdi / name} cannot be read: {error.strerror}")
+            problems.append(f"cannot read {view.cdi / name}: {error.strerror}")
     return CdiFacts(
         folder=str(view.cdi),
         exists=os.path.lexists(view.cdi),
@@ -108,7 +108,7 @@ def _mounted(document: CdiSpec) -> Iterator[str]:
 
 
 def _is_gone(view: HostView, path: str) -> bool:
-    """Whether the file is missing on the host; a link at its place counts as the file, an unreadable folder as well."""
+    """Return whether the file is missing on the host. A link, or any file in an unreadable directory, exists."""
     try:
         os.lstat(view.here(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -152,7 +152,7 @@ class ContainerNode(Struct, frozen=True, kw_only=True):
 
 
 class ContainerFacts(Struct, frozen=True, kw_only=True):
-    """One container. ``asked`` are the CDI names that the kubelet asked for, None where the runtime does not tell."""
+    """One container. ``asked`` are the CDI names that the kubelet requested, None if not reported."""
 
     name: str
     asked: tuple[str, ...] | None = None
@@ -169,7 +169,7 @@ class PodFacts(Struct, frozen=True, kw_only=True):
 
 
 def read_pod(socket: str, pod: str, dial: Callable[[str], CriClient] = CriClient) -> PodFacts:
-    """Ask the runtime on ``socket`` for the containers of ``pod``, as ``namespace/name``."""
+    """Query the runtime on ``socket`` for the containers of ``pod``, as ``namespace/name``."""
     namespace, _, name = pod.partition("/")
     client = dial(socket)
     try:
@@ -228,7 +228,7 @@ class _ContainerInfo(Struct, frozen=True, rename={"spec": "runtimeSpec"}):
 def parsed(name: str, info: str) -> ContainerFacts:
     """The container in the runtime's information about it.
 
-    It is a problem when a character device, or a rule that allows one, cannot be read; other odd fields are not."""
+    An unreadable character device, or an unreadable rule that allows one, is a problem; other odd fields are not."""
     try:
         found = convert(json.loads(info), _ContainerInfo)
         linux = found.spec.linux
@@ -237,7 +237,7 @@ def parsed(name: str, info: str) -> ContainerFacts:
         nodes = convert(devices, list[_Device], strict=False)  # numbers may be texts
         rules = convert(allowing, list[_Rule], strict=False)
     except (ValueError, ValidationError, RecursionError):
-        return ContainerFacts(name=name, problem="the runtime does not tell how it made the container")
+        return ContainerFacts(name=name, problem="the runtime does not report how it created the container")
     return ContainerFacts(
         name=name,
         asked=_asked(found.config),
@@ -260,59 +260,65 @@ def _asked(config: object) -> tuple[str, ...] | None:
 ENOUGH_BYTES: Final = 256 * 1024
 LITTLE_BYTES: Final = 32 * 2**20
 ENOUGH_FILES: Final = 4
-"""As of the node process, which is not ready below these (``node/process/preflight.py``)."""
+"""Limits of the node process, which is not ready below them (``node/process/preflight.py``)."""
 
 
-@check("disk", Layer.NODE, "space for what the driver writes")
+@check("disk", Layer.NODE, "space for the driver's files")
 def _disks(facts: "LocalFacts") -> Iterator[Finding]:
     for disk in facts.files.disks:
         expected = f"space for {disk.what}"
         do = f"Free space on the file system of {disk.folder}: without it, no pod with a GPU starts or ends."
         if disk.free_bytes < ENOUGH_BYTES:
-            yield fail(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_bytes // 1024} KiB free", expected, do, reason="DiskFull")
         elif disk.free_files is not None and disk.free_files < ENOUGH_FILES:
-            yield fail(f"{disk.folder} has {disk.free_files} inodes free", expected, do)
+            yield fail(f"{disk.folder} has {disk.free_files} inodes free", expected, do, reason="NoInodesLeft")
         elif disk.free_bytes < LITTLE_BYTES:
-            yield warn(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do)
+            yield warn(f"{disk.folder} has {disk.free_bytes >> 20} MiB free", expected, do, reason="DiskAlmostFull")
         else:
             yield ok(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
 
 
-@check("cdi-files", Layer.CDI, "CDI files that a runtime loads")
+@check("cdi-files", Layer.CDI, "CDI files that a runtime can load")
 def _cdi(facts: "LocalFacts") -> Iterator[Finding]:
     cdi = facts.files.cdi
     if not cdi.exists:
-        do = "The node process makes it at its start; look at the driver's pod on this node."
-        yield warn(f"the folder {cdi.folder} does not exist", "a folder with the driver's CDI files", do)
+        do = "The node process creates it when it starts; check the driver's pod on this node."
+        seen = f"the directory {cdi.folder} does not exist"
+        yield warn(seen, "a directory with the driver's CDI files", do, reason="NoCdiDirectory")
         return
     for problem in cdi.problems:
-        do = "Remove the file: the node process writes it again within seconds; without one, its next start does."
-        yield fail(problem, "files that a container runtime loads", do)
+        do = "Remove the file. A running node process writes it again within seconds, otherwise at its next start."
+        yield fail(problem, "files that a container runtime loads", do, reason="CdiFileUnusable")
     if cdi.documents and not cdi.base:
-        do = "Look at the driver's pod: it writes the base document when it finds the NVIDIA driver."
-        yield fail("the base document is missing: no container with a GPU starts", "one in the folder", do)
+        do = "Check the driver's pod: it writes the base document when it finds the NVIDIA driver."
+        seen = "the base document is missing: no container with a GPU starts"
+        yield fail(seen, "one in the directory", do, reason="NoBaseDocument")
     if cdi.gone:
         yield fail(
             f"CDI files mount {listed(cdi.gone)}, which {'does' if len(cdi.gone) == 1 else 'do'} not exist on the node",
             "files of the driver that is installed now",
-            "Restart the driver's pod on this node: a driver was upgraded or removed, and it has not written its "
-            "files since.",
+            "Restart the driver's pod on this node: it has not written its files since the NVIDIA driver was upgraded "
+            "or removed.",
+            reason="MountedFilesMissing",
         )
     if not cdi.problems and not cdi.gone and (cdi.base or not cdi.documents):
         count = len(cdi.documents)
         yield ok(f"{count} CDI file{'' if count == 1 else 's'} of the driver in {cdi.folder}")
 
 
-@check("container", Layer.CONTAINER, "the container has what its claims give")
+@check("container", Layer.CONTAINER, "the devices of its claims in the container")
 def _containers(facts: "LocalFacts") -> Iterator[Finding]:
     for pod in facts.pods:
         subject = f"pod/{pod.pod}"
         if pod.problem:
-            do = "Mend the container runtime first."
-            yield unknown(pod.problem, "the runtime's view of the pod's containers", do, subject)
+            do = "Repair the container runtime first."
+            yield unknown(
+                pod.problem, "the runtime's view of the pod's containers", do, subject, reason="RuntimeUnanswered"
+            )
         elif not pod.containers:
-            do = "Look at the pod's events (kubectl describe pod)."
-            yield warn("no container of it runs on this node", "a running container", do, subject)
+            do = "Read the pod's events (kubectl describe pod)."
+            seen = "none of its containers runs on this node"
+            yield warn(seen, "a running container", do, subject, reason="NoContainerRunning")
         for container in pod.containers:
             yield from _container(facts, subject, container)
 
@@ -321,36 +327,39 @@ def _container(facts: "LocalFacts", subject: str, container: ContainerFacts) -> 
     about = f"container {container.name}"
     expected = "the device nodes of its claims"
     if container.problem:
-        yield unknown(f"{about}: {container.problem}", expected, "Look into the container by hand (ls /dev).", subject)
+        seen = f"{about}: {container.problem}"
+        yield unknown(seen, expected, "Run ls /dev in the container.", subject, reason="ContainerUnreadable")
         return
     own = [name for name in container.asked or () if name.startswith(f"k8s.{facts.view.driver}/")]
     if not own:
         have = [node.path for node in container.nodes if node.path.startswith("/dev/nvidia")]
-        seen = f"{about}: the runtime got no CDI name of {facts.view.driver}" + (
+        seen = f"{about}: the runtime received no CDI name of {facts.view.driver}" + (
             f", it has {listed(have)}" if have else ""
         )
-        do = "Name the claim in resources.claims of the container; a runtime without CDI drops the names, too."
-        yield warn(seen, expected, do, subject)
+        do = "Name the claim in resources.claims of the container. A runtime without CDI drops the names, too."
+        yield warn(seen, expected, do, subject, reason="NoCdiName")
         return
     wanted, lost = _wanted(facts.files.cdi.documents, own)
     present = {node.path: node for node in container.nodes}
     missing = sorted(path for path in wanted if path not in present)
     refused = sorted(path for path in wanted if path in present and not present[path].allowed)
     if lost:
-        do = "Delete the pod: the claim is not prepared any more, and the container could not start again."
-        yield fail(f"{about}: no CDI file has {listed(lost)}", "a CDI file for each name", do, subject)
+        do = "Delete the pod: the claim is no longer prepared, and the container could not start again."
+        seen = f"{about}: no CDI file has {listed(lost)}"
+        yield fail(seen, "a CDI file for each name", do, subject, reason="CdiDeviceMissing")
     if missing:
         do = "The runtime did not inject CDI devices: see the layer runtime."
-        yield fail(f"{about} lacks {listed(missing)}", expected, do, subject)
+        yield fail(f"{about} lacks {listed(missing)}", expected, do, subject, reason="DeviceNodesMissing")
     if refused:
-        do = "Look at what changes the container's specification (NRI plugins, runtime wrappers)."
-        yield fail(f"{about}: its device cgroup does not allow {listed(refused)}", expected, do, subject)
+        do = "Find out what changes the container's specification (NRI plugins, runtime wrappers)."
+        seen = f"{about}: its device cgroup does not allow {listed(refused)}"
+        yield fail(seen, expected, do, subject, reason="DeviceNodesDenied")
     if not lost and not missing and not refused:
         yield ok(f"{about} has {listed(sorted(wanted)) or 'no device nodes, and needs none'}", subject)
 
 
 def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str], list[str]]:
-    """The device nodes that these names bring, and the names that no document has."""
+    """The device nodes of these names, and the names that no document has."""
     devices = {f"{spec.kind}={device.name}": (spec, device) for spec in documents for device in spec.devices}
     lost = [name for name in asked if name not in devices]
     nodes: set[str] = set()
@@ -361,13 +370,13 @@ def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str],
     return nodes, lost
 
 
-@check("records", Layer.PREPARE, "the driver's own records agree")
+@check("records", Layer.PREPARE, "the consistency of the driver's records")
 def _records(facts: "LocalFacts") -> Iterator[Finding]:
-    """A problem of the records does not keep GPUs from working; sockets and CDI files have checks of their own."""
+    """Check the records. GPUs work despite their problems; other checks cover sockets and CDI files."""
     state = facts.records
     if isinstance(state, OSError):
-        seen = f"{state.filename} cannot be read: {state.strerror}"
-        yield unknown(seen, "the driver's journal and files", "Run it as root.")
+        seen = f"cannot read {state.filename}: {state.strerror}"
+        yield unknown(seen, "the driver's journal and files", "Run it as root.", reason="RecordsUnreadable")
     if not isinstance(state, NodeState) or not state.exists:
         return
     elsewhere = {*(str(each.path) for each in state.sockets), "sockets", str(state.cdi.folder)}

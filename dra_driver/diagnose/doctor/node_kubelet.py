@@ -1,7 +1,7 @@
-"""The kubelet of a node, its plugin directories and sockets, and other publishers of the same GPUs. Changes nothing.
+"""Check the kubelet of a node, its plugin directories and sockets, and other publishers of the same GPUs. Read-only.
 
-The kubelet's ``/configz`` needs permissions that a node's own processes do not have, so its process, flags and files
-are read. Flags and fields: kubernetes/kubernetes v1.36, cmd/kubelet/app/options/options.go and
+The kubelet's ``/configz`` needs permissions that a node's processes do not have, so this module reads its process,
+flags and files. Flags and fields: kubernetes/kubernetes v1.36, cmd/kubelet/app/options/options.go and
 staging/src/k8s.io/kubelet/config/v1beta1/types.go."""
 
 import os
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 DEFAULT_ROOT: Final = "/var/lib/kubelet"
 VERSION_S: Final = 5.0
 WITH_KUBELET: Final = frozenset({"k3s", "k3s-server", "k3s-agent", "kubelite"})
-"""Processes of k3s and MicroK8s that have the kubelet inside; k0s and RKE2 start one of its own name."""
+"""Processes of k3s and MicroK8s that contain the kubelet; k0s and RKE2 start a process named kubelet."""
 _MOST_PROCESSES: Final = 100_000
 _MOST_FILES: Final = 32
 
 
 class KubeletFacts(Struct, frozen=True, kw_only=True):
-    """``found``: its process was seen. ``inside`` is the process that has it inside, None for none. ``sees_processes``:
-    the host's processes can be seen (its kernel threads are), so that one that was not seen does not run. ``gates`` are
-    those that its flags or files name. ``version`` is None where its program cannot be asked. ``runtime_socket`` is the
-    path of the container runtime that it uses."""
+    """``found``: the kubelet runs. ``inside`` is the process that contains it, None for none. ``sees_processes``: this
+    process can list the host's processes (it sees kernel threads), so a kubelet that is not in the list does not run.
+    ``gates`` are set by its flags or files. ``version`` is None if its program does not report one.
+    ``runtime_socket`` is the path of the container runtime that it uses."""
 
     found: bool = False
     inside: str | None = None
@@ -50,12 +50,11 @@ class KubeletFacts(Struct, frozen=True, kw_only=True):
 
 
 AskVersion = Callable[[HostView, str], str | None]
-"""What the program of the process with this id says of its version; None where it cannot be asked."""
+"""Return the version that the program of the process with this id prints; None if it cannot be run."""
 
 
 def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFacts:
-    """The first process that is called ``kubelet``; else the one that has a kubelet inside, whose settings are its
-    own."""
+    """Return the first process named ``kubelet``; else the process that contains a kubelet, without its settings."""
     pid = next(_processes(view.proc, {"kubelet"}), None)
     if pid is None:
         other = next(_processes(view.proc, WITH_KUBELET), None)
@@ -78,7 +77,7 @@ def read_kubelet(view: HostView, ask: "AskVersion | None" = None) -> KubeletFact
 
 
 def flags_of(cmdline: str) -> dict[str, str]:
-    """Flags by name, of a command line as ``/proc`` has it; the last of several counts."""
+    """Flags by name, from a command line in ``/proc``; the last of several counts."""
     words = cmdline.split("\0")[1:]
     found: dict[str, str] = {}
     for word, following in zip(words, [*words[1:], ""], strict=False):
@@ -94,13 +93,13 @@ def _processes(proc: str, called: Collection[str]) -> Iterator[str]:
 
 
 def _config(view: HostView, path: str, folder: str | None) -> tuple[dict[str, object], str | None]:
-    """The configuration, with the files of ``--config-dir`` over it, and why it could not be read."""
+    """Return the configuration, merged with the files of ``--config-dir``, and the read error, if any."""
     merged: dict[str, object] = {}
     parts = [f"{folder}/{name}" for name in names(view.here(folder)) or () if name.endswith(".conf")] if folder else []
     for each in (path, *parts[:_MOST_FILES]):
         content = text(view.here(each))
         if content is None:
-            return merged, f"{each} cannot be read"
+            return merged, f"cannot read {each}"
         try:
             wire = yaml_text.load(content)
         except ValueError:
@@ -118,13 +117,13 @@ def _gates(value: object) -> dict[str, bool]:
 
 
 def _pairs(value: str) -> dict[str, bool]:
-    """``A=true,B=false`` as a kubelet's flag has it."""
+    """``A=true,B=false`` in the form of a kubelet flag."""
     pairs = (pair.partition("=") for pair in value.split(",") if "=" in pair)
     return {name.strip(): on.strip().lower() == "true" for name, _, on in pairs}
 
 
 def kubelet_version(view: HostView, pid: str) -> str | None:
-    """What the kubelet's own program prints; None without the right to see which program it is."""
+    """Return the version that the kubelet's program prints; None without the permission to see the program."""
     try:
         program = os.readlink(f"{view.proc}/{pid}/exe")  # noqa: PTH115
         ended = process.run([*enter_root(view.host), program, "--version"], environment={}, within_s=VERSION_S)
@@ -140,7 +139,7 @@ _MOST_SOCKETS: Final = 64
 
 
 class PluginWords(Struct, frozen=True, kw_only=True):
-    """What a plugin says of itself: its driver's name, its DRA socket, its services."""
+    """A plugin's answer: its driver's name, its DRA socket, its services."""
 
     driver: str
     endpoint: str
@@ -148,8 +147,8 @@ class PluginWords(Struct, frozen=True, kw_only=True):
 
 
 class PluginSocket(Struct, frozen=True, kw_only=True):
-    """A registration socket. ``served``: a process accepts connections. ``words`` is its answer, ``problem`` why there
-    is none. ``endpoint_served`` is about the socket that it names, where the driver is the own one."""
+    """A registration socket. ``served``: a process accepts connections. ``words`` is its answer, ``problem`` the error
+    instead. ``endpoint_served`` is about the DRA socket in the answer, for this driver only."""
 
     path: str
     served: bool
@@ -159,9 +158,9 @@ class PluginSocket(Struct, frozen=True, kw_only=True):
 
 
 class SocketFacts(Struct, frozen=True, kw_only=True):
-    """``registry`` is None where the kubelet's folder is missing, or cannot be read: then ``problem`` says why. ``own``
-    are the sockets in the driver's own folder, and ``device_plugins`` those of other publishers of NVIDIA GPUs (None
-    where they cannot be seen): path and whether a process listens."""
+    """``registry`` is None if the kubelet's directory is missing, or unreadable: then ``problem`` is the error. ``own``
+    are the sockets in the driver's directory, ``device_plugins`` the sockets of other publishers of NVIDIA GPUs (None
+    if unreadable): path and whether a process listens."""
 
     registry_folder: str = ""
     registry: tuple[PluginSocket, ...] | None = None
@@ -171,11 +170,11 @@ class SocketFacts(Struct, frozen=True, kw_only=True):
 
 
 GetInfo = Callable[[str], PluginWords]
-"""Asks the process behind a registration socket. Raises CallError."""
+"""Call GetInfo on a registration socket. Raises CallError."""
 
 
 def get_info(path: str) -> PluginWords:
-    """The kubelet's first question to a plugin. Raises CallError."""
+    """Call GetInfo, the kubelet's first call to a plugin. Raises CallError."""
     peer = Peer(path)
     try:
         answer = peer.call(REGISTRATION, "GetInfo", pb.InfoRequest(), GET_INFO_S)
@@ -186,15 +185,15 @@ def get_info(path: str) -> PluginWords:
 
 
 def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
-    """Look at all sockets. Takes at most some seconds for each process that hangs."""
+    """Check all sockets. Takes at most some seconds for each process that hangs."""
     registry, problem = None, None
     try:
-        os.listdir(view.registry)  # noqa: PTH208 - whether it can be read
+        os.listdir(view.registry)  # noqa: PTH208 - raises if unreadable
         registry = tuple(_asked_plugin(view, path, ask) for path in sockets_in(str(view.registry))[:_MOST_SOCKETS])
     except (FileNotFoundError, NotADirectoryError):
         pass
     except OSError as error:
-        problem = f"{view.registry} cannot be read: {error.strerror}"
+        problem = f"cannot read {view.registry}: {error.strerror}"
     return SocketFacts(
         registry_folder=str(view.registry),
         registry=registry,
@@ -205,7 +204,7 @@ def read_sockets(view: HostView, ask: GetInfo = get_info) -> SocketFacts:
 
 
 def sockets_in(folder: str) -> list[str]:
-    """Paths of the folder's sockets, hidden ones left out as the kubelet does; none for a folder that is missing."""
+    """Paths of the directory's sockets without hidden ones, as in the kubelet; none for a missing directory."""
     return [
         f"{folder}/{name}" for name in names(folder) or () if not name.startswith(".") and is_socket(f"{folder}/{name}")
     ]
@@ -213,7 +212,7 @@ def sockets_in(folder: str) -> list[str]:
 
 def _device_plugins(view: HostView) -> tuple[tuple[str, bool], ...] | None:
     try:
-        os.listdir(view.device_plugins)  # noqa: PTH208 - whether it can be read
+        os.listdir(view.device_plugins)  # noqa: PTH208 - raises if unreadable
     except PermissionError:
         return None
     except OSError:
@@ -232,7 +231,7 @@ def _asked_plugin(view: HostView, path: str, ask: GetInfo) -> PluginSocket:
         words = ask(path)
     except CallError as error:
         return PluginSocket(path=path, served=True, problem=str(error))
-    # Other plugins' folders are not mounted in the pod of --on-node: only the own endpoint is tried.
+    # The pod of --on-node does not mount other plugins' directories: test only this driver's endpoint.
     endpoint_served = words.driver == view.driver and is_served(words.endpoint)
     return PluginSocket(path=path, served=True, words=words, endpoint_served=endpoint_served)
 
@@ -242,12 +241,12 @@ OLDEST: Final = (1, 34)
 GATE: Final = "DynamicResourceAllocation"
 SERVICES: Final = ("v1.DRAPlugin", "v1beta1.DRAPlugin")
 _START: Final = (
-    "Look at the driver's pod on this node (kubectl -n dra-driver get pods -o wide, kubectl logs); it makes its "
+    "Check the driver's pod on this node (kubectl -n dra-driver get pods -o wide, kubectl logs); it creates its "
     "sockets within a second of its start."
 )
 
 
-@check("kubelet", Layer.KUBERNETES, "a kubelet of a known version")
+@check("kubelet", Layer.KUBERNETES, "a kubelet of a supported version")
 def _kubelet(facts: "LocalFacts") -> Iterator[Finding]:
     kubelet = facts.kubelet
     if not kubelet.found:
@@ -256,60 +255,61 @@ def _kubelet(facts: "LocalFacts") -> Iterator[Finding]:
     version = parse_version(kubelet.version or "")
     if version and version < OLDEST:
         do = "Upgrade the node, or keep the driver's DaemonSet off it."
-        yield fail(f"kubelet {kubelet.version}", f"version {OLDEST[0]}.{OLDEST[1]} or newer", do)
+        yield fail(f"kubelet {kubelet.version}", f"version {OLDEST[0]}.{OLDEST[1]} or newer", do, reason="OldKubelet")
     else:
         yield ok(f"kubelet {kubelet.version or 'of unknown version'} with --root-dir {kubelet.root}")
     if kubelet.config_problem:
         do = "Run it as root."
-        yield warn(f"the kubelet's configuration: {kubelet.config_problem}", "a file that can be read", do)
+        seen = f"the kubelet's configuration: {kubelet.config_problem}"
+        yield warn(seen, "a readable file", do, reason="KubeletConfigUnreadable")
 
 
 def _without_process(kubelet: KubeletFacts) -> Finding:
     expected = "a running kubelet"
     if kubelet.inside:
-        return ok(f"the kubelet is inside {kubelet.inside}, so its settings are not seen")
+        return ok(f"the kubelet runs inside {kubelet.inside}, so its settings are unknown")
     if not kubelet.sees_processes:
         do = "Run it as root on the node, or use --on-node."
-        return warn("the host's processes cannot be seen from here", expected, do)
-    do = "Start the kubelet, and look at its log (journalctl -u kubelet)."
-    return fail("no kubelet runs", expected, do)
+        return warn("cannot list the host's processes", expected, do, reason="ProcessesHidden")
+    do = "Start the kubelet, and read its log (journalctl -u kubelet)."
+    return fail("no kubelet runs", expected, do, reason="KubeletNotRunning")
 
 
 @check("kubelet-gate", Layer.KUBERNETES, "the kubelet's feature gate for DRA")
 def _gate(facts: "LocalFacts") -> Iterator[Finding]:
     gates = facts.kubelet.gates
     if gates.get(GATE) is False:
-        yield fail(
-            f"the feature gate {GATE} is off in the kubelet",
-            "on, as by default",
+        do = (
             f"Remove {GATE}: false from featureGates of {facts.kubelet.config or 'the kubelet'} (or --feature-gates), "
-            "and restart the kubelet.",
+            "and restart the kubelet."
         )
+        yield fail(f"the feature gate {GATE} is off in the kubelet", "enabled, as by default", do)
     elif facts.kubelet.found:
         named = ", ".join(f"{name}={str(on).lower()}" for name, on in sorted(gates.items()) if "DRA" in name)
-        yield ok(f"the gate {GATE} is not switched off{f'; {named}' if named else ''}")
+        yield ok(f"the gate {GATE} is not disabled{f'; {named}' if named else ''}")
 
 
-@check("plugin-folders", Layer.SOCKETS, "the kubelet's plugin folders")
+@check("plugin-folders", Layer.SOCKETS, "the kubelet's plugin directories")
 def _folders(facts: "LocalFacts") -> Iterator[Finding]:
     view, sockets = facts.view, facts.sockets
     wanted = f"{facts.kubelet.root.rstrip('/')}/plugins_registry"
     do = f"Set kubelet.rootDir of the chart to {facts.kubelet.root} (KUBELET_REGISTRAR_DIR, KUBELET_PLUGINS_DIR)."
     if facts.kubelet.found and os.path.normpath(view.registry) != os.path.normpath(wanted):
-        seen = f"the kubelet looks for plugins in {wanted}, the driver registers in {view.registry}"
-        yield fail(seen, "one folder for both", do)
+        seen = f"the kubelet searches {wanted} for plugins, the driver registers in {view.registry}"
+        yield fail(seen, "the same directory in both", do, reason="OtherPluginDirectory")
     elif sockets.problem:
-        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.")
+        yield unknown(sockets.problem, "the kubelet's plugins_registry", "Run it as root.", reason="RegistryUnreadable")
     elif sockets.registry is None:
-        do = "Start the kubelet, which makes the folder; or set kubelet.rootDir of the chart to its --root-dir."
-        yield fail(f"the folder {sockets.registry_folder} does not exist", "the kubelet's plugins_registry", do)
+        do = "Start the kubelet, which creates it; or set kubelet.rootDir of the chart to its --root-dir."
+        seen = f"the directory {sockets.registry_folder} does not exist"
+        yield fail(seen, "the kubelet's plugins_registry", do, reason="NoRegistry")
     else:
         yield ok(f"the kubelet's plugins_registry is {sockets.registry_folder}")
 
 
 @check("stale-sockets", Layer.SOCKETS, "sockets that a process serves")
 def _dead(facts: "LocalFacts") -> Iterator[Finding]:
-    """Sockets of this driver that a killed process left; those of other drivers slow the kubelet down alone."""
+    """Report sockets of this driver that a killed process left. Other drivers' sockets only slow the kubelet down."""
     dead = [each.path for each in facts.sockets.registry or () if not each.served]
     own_dead = [path for path in dead if _is_own_name(facts, path)]
     own_dead += [path for path, served in facts.sockets.own if not served]
@@ -317,15 +317,16 @@ def _dead(facts: "LocalFacts") -> Iterator[Finding]:
     if own_dead:
         make = warn if works else fail
         seen = f"no process listens on {listed(own_dead)}"
-        do = f"Remove {'them' if len(own_dead) > 1 else 'it'}; a start of the node process does so. " + _START
-        yield make(seen, "sockets that the running node process serves", do)
+        do = f"Remove {'them' if len(own_dead) > 1 else 'it'}, or start the node process, which does so. " + _START
+        yield make(seen, "sockets that the running node process serves", do, reason="StaleSockets")
     others = [path for path in dead if not _is_own_name(facts, path)]
     if others:
-        do = "Start that driver, or remove its socket: the kubelet dials it for ever."
-        yield warn(f"no process listens on {listed(others)}, of another driver", "served sockets", do)
+        do = "Start that driver, or remove its socket: the kubelet dials it again and again."
+        seen = f"no process listens on {listed(others)}, of another driver"
+        yield warn(seen, "served sockets", do, reason="StaleSocketsOfOthers")
 
 
-@check("registration-socket", Layer.REGISTRATION, "a registration socket that answers")
+@check("registration-socket", Layer.REGISTRATION, "an answer on the registration socket")
 def _registration(facts: "LocalFacts") -> Iterator[Finding]:
     registry, driver = facts.sockets.registry, facts.view.driver
     if registry is None:
@@ -335,22 +336,26 @@ def _registration(facts: "LocalFacts") -> Iterator[Finding]:
         yield from _own_socket(each, words)
     for each in registry:
         if each.served and each.problem and _is_own_name(facts, each.path):
-            yield fail(f"{each.path} gives no answer: {each.problem}", "an answer to GetInfo", _START)
+            yield fail(
+                f"{each.path} does not answer: {each.problem}", "an answer to GetInfo", _START, reason="NoAnswer"
+            )
     served_own_name = any(each.served and _is_own_name(facts, each.path) for each in registry)
     if not own and not served_own_name:
         present = [each.words.driver for each in registry if each.words]
-        others = f" (of {listed(present)} there is)" if present else ""
-        yield fail(f"no registration socket of {driver} is served{others}", "one per node process", _START)
+        others = f" (served: {listed(present)})" if present else ""
+        seen = f"no registration socket of {driver} is served{others}"
+        yield fail(seen, "one per node process", _START, reason="NoRegistrationSocket")
 
 
 def _own_socket(socket: PluginSocket, words: PluginWords) -> Iterator[Finding]:
     known = [version for version in words.versions if version in SERVICES]
     if not known:
-        do = "Use a version of the driver and a kubelet that have a service in common."
-        yield fail(f"{socket.path} offers {listed(words.versions) or 'no service'}", " or ".join(SERVICES), do)
+        do = "Use versions of driver and kubelet that have a service in common."
+        seen = f"{socket.path} offers {listed(words.versions) or 'no service'}"
+        yield fail(seen, " or ".join(SERVICES), do, reason="NoCommonService")
     elif not socket.endpoint_served:
-        seen = f"{socket.path} names {words.endpoint}, on which no process listens"
-        yield fail(seen, "a served DRA socket", _START)
+        seen = f"{socket.path} names {words.endpoint}, but no process listens on it"
+        yield fail(seen, "a served DRA socket", _START, reason="EndpointNotServed")
     else:
         yield ok(f"{words.driver} answers at {socket.path} with {', '.join(known)}")
 
@@ -360,25 +365,30 @@ def _second_publisher(facts: "LocalFacts") -> Iterator[Finding]:
     expected = "no device plugin for NVIDIA GPUs on this node"
     sockets = facts.sockets.device_plugins
     if sockets is None:
-        yield unknown(f"{facts.view.device_plugins} cannot be read", expected, "Run it as root.")
+        yield unknown(
+            f"cannot read {facts.view.device_plugins}", expected, "Run it as root.", reason="DevicePluginsUnreadable"
+        )
         return
     served = [path for path, is_served in sockets if is_served]
     dead = [path for path, is_served in sockets if not is_served]
     if served and not facts.view.settings.allow_second_publisher:
-        yield fail(
-            f"a device plugin serves {listed(served)}: a GPU could be given to two pods, so the driver withdraws "
-            "its devices",
-            expected,
-            "Keep the device plugin off this node (its node selector or affinity), or the driver's DaemonSet.",
+        seen = (
+            f"a device plugin serves {listed(served)}: a GPU could be allocated to two pods, so the driver withdraws "
+            "its devices"
         )
+        do = "Keep the device plugin (its node selector or affinity) or the driver's DaemonSet off this node."
+        yield fail(seen, expected, do, reason="DevicePluginRuns")
     elif served:
-        do = "Divide the GPUs by hand (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
-        yield warn(f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits", expected, do)
+        do = "Divide the GPUs manually (NVIDIA_VISIBLE_DEVICES of the plugin), or end the migration."
+        seen = f"a device plugin serves {listed(served)}, which ALLOW_SECOND_PUBLISHER permits"
+        yield warn(seen, expected, do, reason="DevicePluginAllowed")
     elif dead:
-        do = "Remove it: a device plugin that was uninstalled left it."
-        yield warn(f"no process listens on {listed(dead)} of a device plugin", expected, do)
+        do = "Remove it: an uninstalled device plugin left it."
+        yield warn(
+            f"no process listens on {listed(dead)} of a device plugin", expected, do, reason="StaleDevicePluginSocket"
+        )
     else:
-        yield ok("no device plugin of NVIDIA has a socket here")
+        yield ok("no device plugin of NVIDIA has a socket on this node")
 
 
 def _own(facts: "LocalFacts") -> list[tuple[PluginSocket, PluginWords]]:
@@ -387,7 +397,7 @@ def _own(facts: "LocalFacts") -> list[tuple[PluginSocket, PluginWords]]:
 
 
 def _is_own_name(facts: "LocalFacts", path: str) -> bool:
-    """By the name of the file, as no process says whose a dead socket is."""
+    """By the name of the file: no process answers on a dead socket."""
     return path.rpartition("/")[2].startswith(f"{facts.view.driver}-")
 
 

@@ -1,4 +1,4 @@
-"""The container runtime of a node: whether it answers by CRI, injects CDI devices, and from which directories.
+"""Check the container runtime of a node: whether it answers by CRI, injects CDI devices, and from which directories.
 
 It reads with Version, Status, ListContainers and ContainerStatus of RuntimeService (kubernetes/kubernetes v1.36,
 staging/src/k8s.io/cri-api/pkg/apis/runtime/v1/api.proto). The kubelet names CDI devices in CreateContainer. containerd
@@ -36,7 +36,7 @@ RUNTIME: Final = Service(pb, "RuntimeService")
 
 
 class CriError(RetryableError):
-    """The runtime gave no answer; the message says why."""
+    """The runtime did not answer; the message has the cause."""
 
 
 class CriClient:
@@ -55,7 +55,7 @@ class CriClient:
         return shown(answer.runtime_name), shown(answer.runtime_version).removeprefix("v")
 
     def status(self) -> tuple[tuple[str, ...], Mapping[str, str]]:
-        """Conditions that do not hold, as sentences, and the verbose information. Raises CriError."""
+        """Conditions that are false, as messages, and the verbose information. Raises CriError."""
         answer = self._call("Status", pb.StatusRequest(verbose=True))
         failed = (
             f"{shown(each.type)} is false ({shown(each.reason)}): {shown(each.message)}"
@@ -85,11 +85,16 @@ class CriClient:
             answer = connection.getresponse()
             body = answer.read(MAX_CONFIG)
         except (OSError, http.client.HTTPException) as error:
-            raise CriError(f"CRI-O at {self._path} did not tell its configuration: {error}") from error
+            raise CriError(
+                f"CRI-O at {self._path} did not return its configuration: {error}", reason="ConfigUnanswered"
+            ) from error
         finally:
             connection.close()
         if answer.status != http.HTTPStatus.OK:
-            raise CriError(f"CRI-O at {self._path} did not tell its configuration: HTTP status {answer.status}")
+            raise CriError(
+                f"CRI-O at {self._path} did not return its configuration: HTTP status {answer.status}",
+                reason="ConfigUnanswered",
+            )
         return body.decode("utf-8", "replace")
 
     def _call(self, method: str, request: object) -> Any:
@@ -114,10 +119,10 @@ _MOST: Final = 16
 
 
 class RuntimeFacts(Struct, frozen=True, kw_only=True):
-    """``socket`` is the host's path, None where none was found among ``tried``. ``denied``: this user may not use it.
+    """``socket`` is the host's path, None if none of ``tried`` exists. ``denied``: this user may not use it.
 
-    ``cdi`` is None where the runtime does not tell, and ``cdi_dirs`` as well. ``not_ready`` are conditions that do not
-    hold. ``default_handler`` is the runtime of pods without a runtime class.
+    ``cdi`` and ``cdi_dirs`` are None if the runtime does not report them. ``not_ready`` are conditions that are
+    false. ``default_handler`` is the runtime of pods without a runtime class.
     """
 
     tried: tuple[str, ...] = ()
@@ -137,7 +142,7 @@ Dial = Callable[[str], CriClient]
 
 
 def read_runtime(view: HostView, named: str | None, dial: Dial = CriClient) -> RuntimeFacts:
-    """Ask the runtime on the socket that the view or the kubelet (``named``) names, else on the first usual one."""
+    """Query the runtime on the socket that the view or the kubelet (``named``) names, else on the first usual one."""
     given = view.cri_socket or named
     tried = (given,) if given else CRI_SOCKETS
     found = [path for path in tried if is_socket(view.here(path))]
@@ -184,7 +189,7 @@ class _CrioRuntime(Struct, frozen=True):
 
 
 def with_config(facts: RuntimeFacts, config: str) -> RuntimeFacts:
-    """What containerd's configuration says, as it prints it by CRI. A text of another form tells nothing."""
+    """The facts with containerd's configuration, from CRI. A text of another form adds nothing."""
     try:
         wire = json.loads(config)
         found = from_wire(_ContainerdConfig, wire)
@@ -211,37 +216,38 @@ def _texts(value: object) -> tuple[str, ...] | None:
 CONTAINERD, CRIO, DOCKER = "containerd", "cri-o", "docker"
 FIRST_CDI: Final = {CONTAINERD: (1, 7), CRIO: (1, 28)}
 DEFAULT_FOLDERS: Final = ("/etc/cdi", "/var/run/cdi")
-"""What runtimes read where their configuration names no folder."""
+"""Default directories of runtimes."""
 _ON_17: Final = (
     'Set enable_cdi = true in [plugins."io.containerd.grpc.v1.cri"] of /etc/containerd/config.toml, and '
-    "restart containerd; running containers stay."
+    "restart containerd; running containers keep running."
 )
 _ON_2: Final = (
     "Remove enable_cdi = false from [plugins.'io.containerd.cri.v1.runtime'] of /etc/containerd/config.toml, and "
-    "restart containerd; running containers stay."
+    "restart containerd; running containers keep running."
 )
 
 
-@check("runtime-answers", Layer.RUNTIME, "the container runtime answers by CRI")
+@check("runtime-answers", Layer.RUNTIME, "the container runtime's answers by CRI")
 def _answers(facts: "LocalFacts") -> Iterator[Finding]:
     runtime = facts.runtime
     expected = "a container runtime that answers by CRI"
     if runtime.socket is None and not (facts.kubelet.found or facts.kubelet.sees_processes):
         do = "Run it as root on the node, or use --on-node."
-        yield unknown("no container runtime's socket can be seen from here", expected, do)
+        yield unknown("cannot see a container runtime's socket", expected, do, reason="RuntimeHidden")
     elif runtime.socket is None:
         do = "Start the container runtime, or name its socket with --cri-socket."
-        yield fail(f"no socket at {listed(runtime.tried)}", expected, do)
+        yield fail(f"none of these sockets exists: {listed(runtime.tried)}", expected, do, reason="NoRuntimeSocket")
     elif runtime.denied:
-        yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.")
+        yield unknown(f"{runtime.socket}: {runtime.problem}", expected, "Run it as root.", reason="RuntimeDenied")
     elif runtime.problem:
-        do = "Look at the runtime's log (journalctl -u containerd or -u crio)."
-        yield fail(f"{runtime.socket}: {runtime.problem}", expected, do)
+        do = "Read the runtime's log (journalctl -u containerd or -u crio)."
+        yield fail(f"{runtime.socket}: {runtime.problem}", expected, do, reason="RuntimeFailed")
     else:
         yield ok(f"{runtime.name} {runtime.version} at {runtime.socket}")
     for condition in runtime.not_ready:
-        do = "Look at the runtime's log; pods do not start before it is ready."
-        yield warn(f"{runtime.name} is not ready: {condition}", "every condition of the runtime holds", do)
+        do = "Read the runtime's log; pods do not start before it is ready."
+        seen = f"{runtime.name} is not ready: {condition}"
+        yield warn(seen, "every condition of the runtime is true", do, reason="RuntimeNotReady")
 
 
 @check("cdi-switch", Layer.RUNTIME, "the container runtime injects CDI devices")
@@ -251,27 +257,27 @@ def _switch(facts: "LocalFacts") -> Iterator[Finding]:
         return
     version, first = parse_version(runtime.version), FIRST_CDI.get(runtime.name)
     if runtime.name == DOCKER:
-        yield warn(
-            f"{runtime.name} {runtime.version}, through cri-dockerd",
-            "containerd or CRI-O",
-            "Use containerd 2 or CRI-O: whether cri-dockerd passes CDI devices on was not tried.",
-        )
+        seen = f"{runtime.name} {runtime.version}, through cri-dockerd"
+        do = "Use containerd 2 or CRI-O: nobody has tested whether cri-dockerd passes CDI devices to the runtime."
+        yield warn(seen, "containerd or CRI-O", do, reason="CriDockerd")
     elif version is None or first is None:
-        do = "Ask its documentation whether it injects CDI devices that the kubelet names."
-        yield unknown(f"{runtime.name} {runtime.version}", "containerd 1.7 or newer, or CRI-O 1.28 or newer", do)
+        do = "Check its documentation: it must inject CDI devices that the kubelet names."
+        seen = f"{runtime.name} {runtime.version}"
+        yield unknown(seen, "containerd 1.7 or newer, or CRI-O 1.28 or newer", do, reason="UnknownRuntime")
     elif version < first:
         yield fail(
-            f"{runtime.name} {runtime.version} injects no CDI devices that the kubelet names: containers start without "
-            "their GPU",
+            f"{runtime.name} {runtime.version} does not inject CDI devices that the kubelet names: containers start "
+            "without their GPU",
             f"{runtime.name} {first[0]}.{first[1]} or newer",
             "Upgrade containerd to 2.x (1.7 needs enable_cdi = true as well)."
             if runtime.name == CONTAINERD
             else "Upgrade CRI-O to the minor version of the kubelet.",
+            reason="OldRuntime",
         )
     elif runtime.name == CONTAINERD:
         yield from _containerd_switch(runtime, version)
     else:
-        yield ok(f"{runtime.name} {runtime.version} has CDI, which is always on")
+        yield ok(f"{runtime.name} {runtime.version} has CDI, which cannot be disabled")
 
 
 def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Iterator[Finding]:
@@ -279,18 +285,19 @@ def _containerd_switch(runtime: RuntimeFacts, version: tuple[int, int]) -> Itera
         yield ok(f"CDI is on in containerd {runtime.version}")
     elif runtime.cdi is False:
         is_old = version < (2, 0)
-        yield fail(
+        seen = (
             f"CDI is off in containerd {runtime.version}{' (enable_cdi is false by default)' if is_old else ''}: "
-            "containers start without their GPU",
-            "enable_cdi = true",
-            _ON_17 if is_old else _ON_2,
+            "containers start without their GPU"
         )
+        yield fail(seen, "enable_cdi = true", _ON_17 if is_old else _ON_2, reason="CdiOff")
     else:
-        seen = f"containerd {runtime.version} does not tell whether CDI is on"
-        yield unknown(seen, "enable_cdi = true", "Look for enableCDI in what `crictl info` prints.")
+        seen = f"containerd {runtime.version} does not report whether CDI is on"
+        yield unknown(
+            seen, "enable_cdi = true", "Search the output of `crictl info` for enableCDI.", reason="CdiUnknown"
+        )
 
 
-@check("cdi-folders", Layer.RUNTIME, "the container runtime reads the driver's CDI folder")
+@check("cdi-folders", Layer.RUNTIME, "the driver's CDI directory in the configuration of the container runtime")
 def _folders(facts: "LocalFacts") -> Iterator[Finding]:
     runtime, own = facts.runtime, str(facts.view.cdi)
     has_cdi = runtime.cdi is True or runtime.name == CRIO
@@ -301,14 +308,14 @@ def _folders(facts: "LocalFacts") -> Iterator[Finding]:
         yield ok(f"{runtime.name} reads CDI files in {', '.join(folders)}")
         return
     yield fail(
-        f"{runtime.name} reads CDI files in {', '.join(folders)}, and the driver writes them to {own}",
+        f"{runtime.name} reads CDI files in {', '.join(folders)}, but the driver writes them to {own}",
         f"{own} among the runtime's cdi_spec_dirs",
         f"Set cdiDir of the chart (--cdi-dir, CDI_DIR) to {folders[-1]}, or add {own} to cdi_spec_dirs of "
         f"{runtime.name}.",
     )
 
 
-@check("default-runtime", Layer.RUNTIME, "a default runtime that gives no GPUs by itself")
+@check("default-runtime", Layer.RUNTIME, "a default runtime that gives GPUs only by claims")
 def _default_runtime(facts: "LocalFacts") -> Iterator[Finding]:
     default = facts.runtime.default_handler
     if default and default.startswith("nvidia"):
@@ -321,7 +328,7 @@ def _default_runtime(facts: "LocalFacts") -> Iterator[Finding]:
 
 
 def _same(folder: str) -> str:
-    """One spelling: /var/run is a link to /run everywhere that a kubelet runs."""
+    """One spelling: /var/run is a link to /run on every node."""
     path = os.path.normpath(folder)
     return "/run" + path.removeprefix("/var/run") if path.startswith("/var/run/") else path
 

@@ -1,4 +1,4 @@
-"""Where this process sees the directories of a node, and reading of small files, sockets and versions there.
+"""Map a node's paths to this process, and read small files, sockets and versions there.
 
 The paths are the host's on the host itself, and below a mount in a pod."""
 
@@ -20,13 +20,13 @@ CRI_SOCKETS: Final = (
     "/var/snap/microk8s/common/run/containerd.sock",
     "/run/cri-dockerd.sock",
 )
-"""Where runtimes listen: their packages, k3s and RKE2, k0s, MicroK8s, and the adapter of Docker."""
+"""Sockets of runtimes: of their packages, k3s and RKE2, k0s, MicroK8s, and the adapter of Docker."""
 
 
 class HostView(Struct, frozen=True, kw_only=True):
-    """The paths of the node process' ``settings`` are as this process sees them, and so is ``host``, the host's ``/``.
+    """``host`` (the host's ``/``) and the paths in the node process' ``settings``, as this process sees them.
 
-    ``cri_socket`` is a path on the host, None where it is searched.
+    ``cri_socket`` is a path on the host, None to search for it.
     """
 
     settings: NodeSettings
@@ -51,16 +51,16 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def simulated(self) -> bool:
-        """Whether the node process simulates its GPUs, and needs no driver."""
+        """Return whether the node process simulates its GPUs and needs no driver."""
         return self.settings.simulate is not None
 
     def here(self, path: str) -> str:
-        """This process' path of a path on the host."""
+        """The path in this process of a path on the host."""
         return self.host.rstrip("/") + path
 
     @property
     def proc(self) -> str:
-        """The host's ``/proc``: with it, a pod without the host's process ids sees the kubelet."""
+        """The host's ``/proc``, through which a pod without the host's process ids sees the kubelet."""
         return self.here("/proc")
 
     @property
@@ -69,7 +69,7 @@ class HostView(Struct, frozen=True, kw_only=True):
 
     @property
     def own_folder(self) -> Path:
-        """The driver's folder below the kubelet's plugins."""
+        """The driver's directory below the kubelet's plugins."""
         return Path(self.settings.kubelet_plugins_dir) / self.driver
 
     @property
@@ -82,7 +82,7 @@ _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
 
 def text(path: str) -> str | None:
-    """The file's text, at most a MiB of it, without white space at its ends; None when it cannot be read."""
+    """The file's text, at most 1 MiB, without white space at its ends; None if unreadable."""
     try:
         with Path(path).open("rb") as file:
             return file.read(MAX_BYTES).decode("utf-8", "replace").strip("\0\n ")
@@ -91,7 +91,7 @@ def text(path: str) -> str | None:
 
 
 def names(folder: str) -> list[str] | None:
-    """The sorted names in a folder; None when it cannot be read."""
+    """The sorted names in a directory; None if unreadable."""
     try:
         return sorted(os.listdir(folder))  # noqa: PTH208 - names
     except OSError:

@@ -1,7 +1,7 @@
 """Run `dra-driver doctor` as a pod on a node and return its report.
 
-The pod is made from the DaemonSet of the node process, with the same privileges, because NVML opens device nodes. Every
-mount of the host is read-only. The host's ``/`` is added, to find drivers, kubelets and runtime sockets elsewhere.
+The pod is a copy of the node process's, with the same privileges, because NVML opens device nodes. Every mount of the
+host is read-only. The host's ``/`` is added, to find drivers, kubelets and runtime sockets elsewhere.
 """
 
 import json
@@ -52,7 +52,7 @@ def visit_node(
 ) -> DoctorReport:
     """Return the report of the node, with findings about ``pods`` (``namespace/name``).
 
-    Pods that a killed command left are deleted first; its own pod afterwards, unless it is to be kept. Raises
+    Deletes pods of killed commands first, and its own pod afterwards, unless the caller keeps it. Raises
     ConfigurationError (no such node or DaemonSet, another report version), KubernetesApiError and PodFailedError.
     """
     daemon_set = read_daemon_set(api, place)
@@ -64,33 +64,33 @@ def visit_node(
 
 
 def node_of_pod(api: PodListApi, namespace: str, name: str) -> str:
-    """The node on which the pod is. Raises ConfigurationError where it does not exist or has none yet."""
+    """Return the node of the pod. Raises ConfigurationError if the pod does not exist or is not scheduled yet."""
     try:
         pod = api.get(f"/api/v1/namespaces/{quote(namespace, safe='')}/pods/{quote(name, safe='')}")
     except NotFoundError as error:
         raise ConfigurationError(f"no pod {name!r} in namespace {namespace!r}") from error
     node = (pod.get("spec") or {}).get("nodeName")
     if not isinstance(node, str) or not node:
-        raise ConfigurationError(f"pod {namespace}/{name} is on no node yet: leave --on-node out")
+        raise ConfigurationError(f"pod {namespace}/{name} is not scheduled yet: omit --on-node")
     return node
 
 
 def unanswered(target: str, why: str) -> DoctorReport:
-    """A report that says only that the node could not be looked at."""
+    """A report with only one finding: the node was not checked, and why."""
     finding = Finding(
         check="on-node",
         layer=Layer.NODE,
         status=Status.UNKNOWN,
         object=target,
-        seen=f"the node could not be looked at: {why}",
-        expected="a pod that looks at the node",
-        fix="Run `dra-driver doctor` on the node itself, or in the driver's pod (kubectl exec).",
+        seen=f"cannot check the node: {why}",
+        expected="a pod that checks the node",
+        fix="Run `dra-driver doctor` on the node, or in the driver's pod (kubectl exec).",
     )
     return DoctorReport(target=target, findings=(finding,), source="no pod on the node")
 
 
 def _report(log: str, node: str) -> DoctorReport | None:
-    """The report in the last line that has one; other lines are warnings of libraries."""
+    """The report in the last line that is one; other lines are warnings of libraries."""
     for line in reversed(log.splitlines()):
         try:
             document = json.loads(line)
@@ -102,7 +102,7 @@ def _report(log: str, node: str) -> DoctorReport | None:
 
 
 def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> None:
-    """Delete old pods of this command. Without the right to list them they stay: they have ended by their deadline."""
+    """Delete old pods of this command. Without permission to list them they stay; they have ended by their deadline."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
     selector = ",".join(f"{key}={value}" for key, value in labels_of(NAME).items())
     with suppress(ForbiddenError):
@@ -120,13 +120,13 @@ def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> N
 NAME: Final = "doctor"
 HOST: Final = "/host"
 DEADLINE_S: Final = 300
-"""The kubelet ends the pod after this: a driver that hangs takes two minutes, pulling the image the rest."""
+"""The kubelet ends the pod after this: 2 min for a driver that hangs, the rest for pulling the image."""
 _SURELY_OVER_S: Final = DEADLINE_S + 600
 GRACE_S: Final = 5
 _SCRATCH: Final = "doctor-scratch"
 _HOST: Final = "doctor-host"
 _SCRATCH_SIZE: Final = "600Mi"
-"""A copy of the journal, which is refused above 256 MiB, with its log."""
+"""A copy of the journal, which is limited to 256 MiB, with its log."""
 _READ_ONLY: Final = {"readOnly": True, "recursiveReadOnly": "IfPossible"}
 
 
@@ -138,7 +138,7 @@ def doctor_pod(
     pods: Sequence[str] = (),
     cri_socket: str | None = None,
 ) -> dict[str, object]:
-    """The pod for ``node``, its name with a ``suffix`` of its own; ``pods`` as ``namespace/name``.
+    """The pod for ``node``; its name ends with ``suffix``. ``pods`` as ``namespace/name``.
 
     Raises ConfigurationError when the DaemonSet does not run the node process.
     """
@@ -162,11 +162,11 @@ def doctor_pod(
 
 
 def left_behind(pods: Iterable[Wire], older_than: str) -> list[str]:
-    """Names of doctor's pods that were made before ``older_than`` (RFC 3339): their command was killed."""
+    """Names of doctor's pods that were created before ``older_than`` (RFC 3339), by killed commands."""
     return [pod["metadata"]["name"] for pod in pods if pod["metadata"].get("creationTimestamp", "9") < older_than]
 
 
 def _read_only(mount: Wire) -> dict[str, object]:
-    """Without propagation: Kubernetes refuses it beside a recursively read-only mount."""
+    """Without propagation: Kubernetes does not combine it with a recursively read-only mount."""
     kept = {key: value for key, value in mount.items() if key != "mountPropagation"}
     return {**kept, **_READ_ONLY}

@@ -1,7 +1,7 @@
-"""Asks the API server for the facts, one question after another, within a total time.
+"""Query the API server for the facts, one question after another, within a total time.
 
-A question that is refused or fails leaves its fact unanswered, with the missing permission, and stops no other. Only
-if the API server does not answer at all, or rejects the credentials, are no more questions asked."""
+A question that is refused or fails leaves its fact unanswered, with the missing permission, and reading continues. If
+the API server does not answer at all, or rejects the credentials, the remaining questions are skipped."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -58,7 +58,7 @@ class DriverRight(Struct, frozen=True, kw_only=True):
     right: AccessRight
 
     def review(self) -> dict[str, object]:
-        """The SubjectAccessReview that asks for it."""
+        """The SubjectAccessReview for it."""
         namespace, _, name = self.account.partition("/")
         attributes = {
             name: getattr(self.right, name) for name in ("verb", "group", "resource", "subresource", "namespace")
@@ -73,7 +73,7 @@ class DriverRight(Struct, frozen=True, kw_only=True):
 
 
 def rights_of_driver(daemonsets: Iterable[Wire]) -> list[DriverRight]:
-    """What the node processes of these DaemonSets need."""
+    """Permissions that the node processes of these DaemonSets need."""
     return [
         DriverRight(
             account=f"{namespace_of(item)}/{text(item, 'spec', 'serviceAccountName') or 'default'}", right=right
@@ -99,10 +99,10 @@ def _of_node_process(daemonset: Wire) -> Iterator[AccessRight]:
 
 
 TOTAL_S: Final = 30.0
-"""For all questions together."""
+"""Limit of all questions together."""
 _OWN_QUESTIONS: Final = ("pods", "events")
 _MOST_NAMESPACES: Final = 4
-"""Namespaces in which the driver's pods are looked for; a cluster has one."""
+"""Number of namespaces to search for the driver's pods; a cluster normally has one."""
 _MOST_LOGS: Final = 4
 _LOG_LINES: Final = 60
 _LOG_BYTES: Final = 65536
@@ -112,7 +112,7 @@ T = TypeVar("T")
 
 
 class QuestionApi(Protocol):
-    """The part of ``kube.rest.RestClient`` that is needed here."""
+    """Subset of ``kube.rest.RestClient`` that this module uses."""
 
     def get(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, object]: ...
     def list(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> dict[str, object]: ...
@@ -129,17 +129,17 @@ def read_facts(
     total_s: float = TOTAL_S,
     clock: Callable[[], float] = time.monotonic,
 ) -> ClusterFacts:
-    """All facts that the API server tells this user. Never raises KubernetesApiError.
+    """Return all facts that this user can read. Does not raise KubernetesApiError.
 
-    ``namespace`` is read where the user may not read all of them; ``driver_namespace`` where DaemonSets cannot be
-    listed everywhere. ``server`` is the fact about the API server itself.
+    Reads only ``namespace`` if the user has no permission for all of them, and only ``driver_namespace`` if it
+    cannot list DaemonSets in all. ``server`` is the fact about the API server.
     """
     reader = _Reader(_WithinTime(api, clock() + total_s, clock), namespace, driver_namespace)
     return ClusterFacts(answers={**reader.read(), fact.SERVER: dict(server)}, source=str(server.get("source", "")))
 
 
 class _WithinTime:
-    """The API with the time that is left for all questions. Raises ApiUnreachableError when it is over."""
+    """The API, limited to the time left for all questions. Raises ApiUnreachableError when it has expired."""
 
     def __init__(self, api: QuestionApi, until_s: float, clock: Callable[[], float]) -> None:
         self._api, self._until_s, self._clock = api, until_s, clock
@@ -160,7 +160,7 @@ class _WithinTime:
     def _left_s(self, path: str) -> float:
         left_s = self._until_s - self._clock()
         if left_s <= 0:
-            raise ApiUnreachableError(f"GET {path}: not asked, because the time for all questions is over")
+            raise ApiUnreachableError(f"GET {path}: skipped, because the time for all questions has expired")
         return left_s
 
 
@@ -234,14 +234,14 @@ class _Reader:
             return found
 
     def _events(self) -> list[Wire]:
-        """Warnings about scheduling, claims and devices, and those about the driver's own objects."""
+        """Warnings about scheduling, claims and devices, and about the driver's objects."""
         query, local = {"fieldSelector": "type=Warning"}, paths.events(self._namespace)
         found = self._everywhere_or_in(f"{paths.CORE_API}/events", local, query)
         kept = [event for event in found if is_relevant_event(event) or is_about_devices(event)]
         return [reduced("Event", event) for event in kept[-MAX_EVENTS:]]
 
     def _read_driver(self) -> None:
-        """The DaemonSets, the pods in the namespaces of the driver, and the logs of those that are not ready."""
+        """Read the DaemonSets, the pods in the driver's namespaces, and the logs of pods that are not ready."""
         local = f"{_APPS}/namespaces/{self._driver_namespace}/daemonsets"
         found = self._asked(lambda: self._everywhere_or_in(f"{_APPS}/daemonsets", local))
         self._answers[fact.DAEMONSETS] = daemonsets = _each(found, reduced_daemonset)
@@ -258,10 +258,10 @@ class _Reader:
     def _log(self, pod: Wire) -> Wire:
         query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
         if any(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")):
-            query["previous"] = "true"  # the run that ended says why
+            query["previous"] = "true"  # the ended container has the reason
         try:
             text = self._api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query)
-        except InvalidObjectError:  # no container has begun
+        except InvalidObjectError:  # no container has started
             text = ""
         lines = redacted(text, _LOG_BYTES).splitlines()
         return {"metadata": {"name": name_of(pod), "namespace": namespace_of(pod)}, "lines": lines}
@@ -279,7 +279,7 @@ def _each(found: Iterable[Wire] | Unanswered, reduce: Callable[[Wire], Wire | No
 
 
 def unanswered(error: KubernetesApiError) -> Unanswered:
-    """Why a question has no answer, and what to do about it."""
+    """The reason for a missing answer, and the next step."""
     if isinstance(error, ForbiddenError):
         return refusal(str(error))
     if isinstance(error, UnauthorizedError):
@@ -287,24 +287,24 @@ def unanswered(error: KubernetesApiError) -> Unanswered:
     if isinstance(error, ApiUnreachableError):
         return Unanswered(
             seen=str(error),
-            fix="Check the address in the kubeconfig and the network, or give more time with --timeout.",
+            fix="Check the address in the kubeconfig and the network, or allow more time with --timeout.",
         )
-    return Unanswered(seen=str(error), fix="Repeat; if it stays, look at the log of the API server.")
+    return Unanswered(seen=str(error), fix="Repeat; if it stays, read the log of the API server.")
 
 
 def refusal(message: str) -> Unanswered:
-    """A 403 as the right that is missing."""
+    """The missing permission of a 403."""
     right = right_in(message)
     if right is None:
-        return Unanswered(seen=message, fix="Ask an administrator for the right that the message names.")
+        return Unanswered(seen=message, fix="Ask an administrator for the permission that the message names.")
     return Unanswered(
         seen=f"the API server does not let this user {right} (403)",
-        fix=f"Ask an administrator for the right to {right}; to check it: {right.auth_can_i}",
+        fix=f"Ask an administrator for the permission to {right}; to check it: {right.auth_can_i}",
     )
 
 
 _APPS: Final = "/apis/apps/v1"
 _RESOURCE_GROUP: Final = "/apis/resource.k8s.io"
 _NOT_ASKED: Final = Unanswered(
-    seen="not asked, because the API server does not answer", fix="Make the API server answer first."
+    seen="skipped, because the API server does not answer", fix="Make the API server answer first."
 )

@@ -1,7 +1,7 @@
-"""Removes what may be a secret, and what no check needs, from texts and objects that are kept. No I/O.
+"""Remove possible secrets, and fields that no check needs, from texts and objects. No I/O.
 
 Environment is dropped except for a few settings by name with a literal value; so are arguments, commands and volumes.
-A text cannot be proven free of secrets; known forms of tokens, passwords and keys are replaced, long texts are cut."""
+No filter finds every secret in a text: this one replaces known forms of tokens, passwords and keys, and truncates."""
 
 import re
 from collections.abc import Mapping
@@ -16,10 +16,10 @@ _NAMES_OF_SECRETS: Final = (
     r"(?:authorization|bearer|passw(?:or)?d|secret|token|api[-_ ]?key|access[-_ ]?key|private[-_ ]?key|credential)s?"
 )
 _PATTERNS: Final = (
-    # PEM blocks, whole or cut off.
+    # PEM blocks, whole or truncated.
     (re.compile(r"-----BEGIN [A-Z ]{0,40}-----.*?(?:-----END [A-Z ]{0,40}-----|\Z)", re.DOTALL), GONE),
-    # JSON Web Tokens, as those of service accounts, and what else has three such parts. The look-behind keeps one
-    # attempt for each run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
+    # JSON Web Tokens (service accounts) and other text of three such parts. The look-behind limits it to one try
+    # per run of these characters: `eyJ-eyJ-eyJ-...` takes linear time.
     (re.compile(r"(?<![\w-])(?=[\w-]*?\beyJ[\w-]{8})[\w-]++\.[\w-]{8,}+(?:\.[\w-]*+)?"), GONE),
     # user:password@ in URLs.
     (re.compile(r"(\b[a-z][a-z0-9+.-]{1,20}://)[^/\s:@]{1,200}:[^/\s@]{1,200}@", re.IGNORECASE), rf"\1{GONE}@"),
@@ -41,7 +41,7 @@ _LONGEST_LINE: Final = 16 * 1024
 
 
 def redacted(text: str, longest: int) -> str:
-    """The text without what looks like a secret, of at most that many characters; its lines have `_LONGEST_LINE`."""
+    """The text without possible secrets, of at most ``longest`` characters and `_LONGEST_LINE` per line."""
     kept = "\n".join(cut(line, _LONGEST_LINE) for line in text[: longest * 2].split("\n"))
     for pattern, replacement in _PATTERNS:
         kept = pattern.sub(replacement, kept)
@@ -64,7 +64,7 @@ _SETTINGS: Final = frozenset(
         "USAGE",
     }
 )
-"""Settings of this driver, and of NVIDIA Container Toolkit's DaemonSet, that change what is expected."""
+"""Settings of this driver, and of NVIDIA Container Toolkit's DaemonSet, that checks evaluate."""
 _STATUS: Final = (
     "currentNumberScheduled",
     "desiredNumberScheduled",
@@ -80,7 +80,7 @@ _NO_DEVICES: Final = frozenset({"", "void", "none"})
 
 
 def reduced_daemonset(item: Wire) -> dict[str, object]:
-    """Where its pods go, their images and settings, and how many run."""
+    """The DaemonSet's node selection, images, settings and number of pods."""
     template = mapping(item, "spec", "template", "spec")
     affinity = mapping(template, "affinity", "nodeAffinity")
     containers = dicts(template, "containers")
@@ -99,12 +99,12 @@ def reduced_daemonset(item: Wire) -> dict[str, object]:
 
 
 def without_notes(item: Wire) -> dict[str, object]:
-    """An object of the driver's own kinds, whole but for annotations and who wrote which field."""
+    """An object of the driver's kinds without annotations and managed fields."""
     return {**item, "metadata": _picked(mapping(item, "metadata"), (*_METADATA, "resourceVersion"))}
 
 
 def reduced_driver_pod(item: Wire) -> dict[str, object]:
-    """Where the pod is, and what its containers are doing."""
+    """The pod's node and the states of its containers."""
     status = mapping(item, "status")
     return {
         "metadata": _picked(mapping(item, "metadata"), _METADATA),
@@ -118,7 +118,7 @@ def reduced_driver_pod(item: Wire) -> dict[str, object]:
 
 
 def visible_devices(pod: Wire) -> dict[str, object] | None:
-    """The pod's NVIDIA_VISIBLE_DEVICES where its containers set it to devices, else None."""
+    """The pod's NVIDIA_VISIBLE_DEVICES if its containers set it to devices, else None."""
     containers = [*dicts(pod, "spec", "initContainers"), *dicts(pod, "spec", "containers")]
     values = [
         text(each, "value") for item in containers for each in dicts(item, "env") if each.get("name") == VISIBLE_DEVICES
@@ -136,7 +136,7 @@ def visible_devices(pod: Wire) -> dict[str, object] | None:
 
 
 def is_about_devices(event: Wire) -> bool:
-    """Whether an event is about this driver's objects, or says that a container failed because of a CDI device."""
+    """Return whether an event is about this driver's objects, or about a container that failed by a CDI device."""
     about = text(event, "involvedObject", "name")
     if about.startswith("dra-driver-") or text(event, "source", "component").startswith("dra-driver"):
         return True

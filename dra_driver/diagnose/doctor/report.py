@@ -1,5 +1,5 @@
-"""The doctor's report: verdict, exit status, text, JSON and back. It travels in support bundles and from nodes, so its
-reader validates it."""
+"""The doctor's report: verdict, exit status, text, JSON and back. The reader validates it, because reports come from
+support bundles and from nodes."""
 
 from collections.abc import Iterator, Sequence
 from typing import Final
@@ -36,11 +36,11 @@ _KINDS: Final = {
     Status.SKIPPED: "dim",
     Status.OK: "good",
 }
-"""Kinds of style by status, the worst status first."""
+"""Styles by status, the worst status first."""
 
 
 class DoctorReport(Struct, frozen=True, kw_only=True):
-    """``target`` is "cluster" or ``kind/name``. ``source`` says where the facts are from."""
+    """``target`` is "cluster" or ``kind/name``. ``source`` names the origin of the facts."""
 
     target: str
     findings: tuple[Finding, ...]
@@ -104,8 +104,7 @@ def from_wire(wire: object, where: str) -> DoctorReport:
 
 
 def render(report: DoctorReport, style: Style = plain, *, verbose: bool = False) -> str:
-    """The report as text that ends with a newline. ``verbose`` also shows findings without a problem, and all of each
-    list."""
+    """The report as text that ends with a newline. ``verbose`` adds passed checks and does not shorten lists."""
     report = replace(report, target=one_line(report.target), findings=tuple(map(printable, report.findings)))
     first = report.first_broken
     lines = wrapped(verdict(report), "  ")
@@ -116,7 +115,7 @@ def render(report: DoctorReport, style: Style = plain, *, verbose: bool = False)
     titles = [(Status.FAIL, "Also broken (may follow from it)"), (Status.WARN, "Warnings")]
     for status, title in titles:
         lines += _section([finding for finding in rest if finding.status is status], title, style, verbose=verbose)
-    if first is None or first.layer is not Layer.API_SERVER:  # else all is said
+    if first is None or first.layer is not Layer.API_SERVER:  # else nothing more to report
         lines += _unanswered(report.unknown, style, verbose=verbose)
     if verbose:
         lines += _section([item for item in rest if item.status is Status.OK], "Well", style, verbose=True)
@@ -125,18 +124,18 @@ def render(report: DoctorReport, style: Style = plain, *, verbose: bool = False)
 
 
 def verdict(report: DoctorReport) -> str:
-    """The answer in one sentence."""
+    """The result in one sentence."""
     first = report.first_broken
     if first is not None:
         return f"{report.target}: the first broken layer is {first.layer}: {first.object}: {first.seen}"
     if not report.findings:
-        return f"{report.target}: nothing could be looked at"
+        return f"{report.target}: no check got an answer"
     warnings = sum(item.status is Status.WARN for item in report.findings)
     warned = f", {counted(warnings, 'warning')}" if warnings else ""
     if report.unknown:
         unanswered = f"{counted(len({item.seen for item in report.unknown}), 'question')} without an answer"
-        return f"{report.target}: nothing broken was seen{warned}, but {unanswered}"
-    return f"{report.target}: every layer works as far as can be seen from here{warned}"
+        return f"{report.target}: found no failure{warned}, but {unanswered}"
+    return f"{report.target}: every checked layer works{warned}"
 
 
 def _section(findings: Sequence[Finding], title: str, style: Style, *, verbose: bool) -> Iterator[str]:
@@ -162,7 +161,7 @@ def _unanswered(findings: Sequence[Finding], style: Style, *, verbose: bool) -> 
         ]
         for (seen, fix), needing in layers.items()
     ]
-    return _listed(entries, "Could not be looked at", style, verbose=verbose)
+    return _listed(entries, "Not checked", style, verbose=verbose)
 
 
 def _listed(entries: Sequence[Sequence[str]], title: str, style: Style, *, verbose: bool) -> Iterator[str]:

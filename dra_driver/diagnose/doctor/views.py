@@ -1,6 +1,6 @@
 """GPU-related facts of nodes, pods, claims and classes, and the layer that a message or log line is about. No I/O.
 
-Messages are those of node processes (`kubelet.plugin.Plugin.ready`), Kubernetes and containerd; tests hold the texts.
+Messages come from node processes (`kubelet.plugin.Plugin.ready`), Kubernetes and containerd; tests contain them.
 """
 
 import json
@@ -32,11 +32,11 @@ GPU_LABELS: Final = (
 )
 """Labels of Nodes with GPUs (deploy/chart/values.yaml, nodes.gpuLabels)."""
 PLUGIN_RESOURCES: Final = ("nvidia.com/gpu", "nvidia.com/mig-")
-"""What NVIDIA's device plugin offers; the prefix covers ``nvidia.com/gpu.shared``, too."""
+"""Resources of NVIDIA's device plugin; the prefix covers ``nvidia.com/gpu.shared``, too."""
 
 
 def plugin_offers(node: Wire) -> list[str]:
-    """What a device plugin offers on the node, as ``nvidia.com/gpu: 8``."""
+    """A device plugin's resources on the node, as ``nvidia.com/gpu: 8``."""
     allocatable = mapping(node, "status", "allocatable")
     found = [(name, str(amount)) for name, amount in sorted(allocatable.items()) if name.startswith(PLUGIN_RESOURCES)]
     return [f"{name}: {amount}" for name, amount in found if _is_some(amount)]
@@ -97,7 +97,7 @@ def claim_names(pod: Wire) -> list[str]:
 
 
 def node_of_claim(claim: Wire, nodes: Collection[str]) -> str:
-    """The node of the claim's first device, "" where its pool is of no node.
+    """The node of the claim's first device, "" if its pool is not that of a node.
 
     This driver's pools are named ``node/driver``, NVIDIA's by one of the ``nodes``.
     """
@@ -108,7 +108,7 @@ def node_of_claim(claim: Wire, nodes: Collection[str]) -> str:
 
 
 def extended_resources(pod: Wire) -> Iterator[str]:
-    """NVIDIA's extended resources that the pod's containers ask for, each once."""
+    """NVIDIA's extended resources that the pod's containers request, each once."""
     seen: set[str] = set()
     for container in (*dicts(pod, "spec", "initContainers"), *dicts(pod, "spec", "containers")):
         for part in ("limits", "requests"):
@@ -119,7 +119,7 @@ def extended_resources(pod: Wire) -> Iterator[str]:
 
 
 def concerns(facts: ClusterFacts) -> Mapping[tuple[str, str], bool | None]:
-    """Waiting pods by namespace and name: whether a claim of theirs is for GPUs, None where that is not known."""
+    """Waiting pods by namespace and name: whether one of their claims is for GPUs, None if unknown."""
     templates = {key_of(item): mapping(item, "spec", "spec") for item in facts.items_or_none("templates")}
     claims = {key_of(item): item for item in facts.items_or_none("claims")}
     classes = _classes(facts)
@@ -133,7 +133,7 @@ def concerns(facts: ClusterFacts) -> Mapping[tuple[str, str], bool | None]:
 
 
 def gpu_names(facts: ClusterFacts) -> set[tuple[str, str]]:
-    """Kind and name of the claims and templates of any namespace that are for GPUs."""
+    """Kind and name of all claims and templates that are for GPUs."""
     classes, own = _classes(facts), facts.driver_names
     found = {
         ("ResourceClaimTemplate", name_of(item))
@@ -146,7 +146,7 @@ def gpu_names(facts: ClusterFacts) -> set[tuple[str, str]]:
 
 
 def _classes(facts: ClusterFacts) -> dict[str, bool | None]:
-    """Whether a class is for GPUs, by its name; None for one without selectors, which takes any device."""
+    """By class name: True if it is for GPUs, None for a class without selectors, which matches any device."""
     own = facts.driver_names
     found: dict[str, bool | None] = {}
     for item in facts.items_or_none("classes"):
@@ -157,7 +157,7 @@ def _classes(facts: ClusterFacts) -> dict[str, bool | None]:
 def _claims_of(
     pod: Wire, claims: Mapping[tuple[str, str], Wire], templates: Mapping[tuple[str, str], Wire]
 ) -> Iterator[Wire | None]:
-    """The pod's claims, and templates as claims; None for one that is not there."""
+    """The pod's claims, and templates as claims; None for a missing one."""
     place = namespace_of(pod)
     for name in claim_names(pod):
         yield claims.get((place, name))
@@ -214,14 +214,14 @@ _PASSING: Final = ("starting", "stopping")
 
 
 def layer_of(sentence: str, otherwise: Layer) -> Layer:
-    """The layer that the sentence names first by the order of the rules; ``otherwise`` where none is recognised."""
+    """The first layer, by the order of the rules, that the message names; ``otherwise`` if no rule matches."""
     return next((layer for pattern, layer in _RULES if pattern.search(sentence)), otherwise)
 
 
 def last_warning(lines: Sequence[str]) -> str:
-    """What the newest warning or error of a log says, with its reason; empty where there is none.
+    """The message of the newest warning or error in a log, with its reason; empty without one.
 
-    Lines are those of `telemetry.logs`, as JSON or text; the last line of a traceback counts as well.
+    Lines have the form of `telemetry.logs`, JSON or text, or are the last line of a traceback.
     """
     return next((said for line in reversed(lines) if (said := _warning(line))), "")
 

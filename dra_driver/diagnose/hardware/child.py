@@ -1,8 +1,8 @@
 """Run one check in a separate process: ``python -m dra_driver.diagnose.hardware.child``.
 
 A call of NVML or CUDA can hang, and a check can replace its mounts or its root. The child gets its `Task` as JSON on
-stdin and writes one JSON line per topic to the descriptor ``--lines``. It writes the name of each NVML function to the
-start of the file ``--calls`` before the call. SIGTERM, which the kernel sends when the command dies, raises `Stopped`
+stdin and writes one JSON line per topic to the descriptor ``--lines``. Before each NVML call it writes the name of the
+function to the start of the file ``--calls``. SIGTERM, which the kernel sends when the command ends, raises `Stopped`
 in the reader, whose ``finally`` restores its changes.
 """
 
@@ -24,7 +24,7 @@ from dra_driver.hardware.driver_root.root import DriverRoot
 
 
 class ChosenGpu(Struct, frozen=True, kw_only=True):
-    """The GPU that a check uses, by NVML index. ``has_mig``: it can be partitioned."""
+    """The GPU that a check uses, by NVML index. ``has_mig``: it supports MIG."""
 
     index: int
     uuid: str
@@ -33,9 +33,9 @@ class ChosenGpu(Struct, frozen=True, kw_only=True):
 
 
 class Task(Struct, frozen=True, kw_only=True):
-    """Input of a reader. Paths are as this process sees them; ``folder`` is empty and for this check only,
-    ``plugin_dir`` is that of the node process. ``stop_s`` is the time to end after SIGTERM, ``facts`` an earlier
-    reading to restore."""
+    """Input of a reader. Paths are as this process sees them; ``folder`` is an empty directory for this check,
+    ``plugin_dir`` that of the node process. ``stop_s`` is the time to end after SIGTERM, ``facts`` an earlier reading
+    to restore."""
 
     reader: str
     folder: str
@@ -62,27 +62,27 @@ class Task(Struct, frozen=True, kw_only=True):
     def chosen(self) -> ChosenGpu:
         """The GPU, for checks that need one."""
         if self.gpu is None:
-            raise ConfigurationError(f"{self.reader} needs a GPU, and none was chosen")
+            raise ConfigurationError(f"{self.reader} needs a GPU, but none was chosen")
         return self.gpu
 
 
 def own_module(name: str) -> list[str]:
     """The command line that runs a module of this package as a program.
 
-    With ``-P``: otherwise modules come from the current folder first, which may belong to another user, as /tmp does.
+    With ``-P``: otherwise Python imports modules from the current directory first, which other users may write.
     """
     return [sys.executable, "-P", "-m", f"dra_driver.diagnose.hardware.{name}"]
 
 
 MAX_BYTES: Final = 16 << 20
-"""Of one reading: a node with 16 GPUs needs below 2 MiB."""
+"""Limit of one reading: a node with 16 GPUs needs less than 2 MiB."""
 NAME_BYTES: Final = 96
 """Size of the file with the last function's name, padded with zero bytes."""
 
 
 class Emitter:
-    """Writes JSON lines to the descriptor ``lines``, and the name of each NVML function that pynvml looks up, which it
-    does before each call, to the file ``calls``."""
+    """Write JSON lines to the descriptor ``lines``, and the names of NVML functions to the file ``calls``: pynvml looks
+    each up before the call."""
 
     def __init__(self, lines: int, calls: int) -> None:
         self._lines = lines
@@ -92,7 +92,7 @@ class Emitter:
     def write(self, **document: object) -> None:
         """``topic`` and its ``value``, where a repeated topic replaces the former value; or a ``problem``.
 
-        Bytes beyond ``MAX_BYTES`` are dropped, except one, by which the command knows that some were."""
+        Drops bytes beyond ``MAX_BYTES`` except one, which shows that some are missing."""
         room = max(0, MAX_BYTES + 1 - os.fstat(self._lines).st_size)
         data = (json.dumps(document, default=str).encode() + b"\n")[:room]
         while data:
@@ -100,22 +100,22 @@ class Emitter:
 
 
 def last_call(calls: int) -> str:
-    """The name that was noted last; "" when no function was called."""
+    """The last name in the file; "" without a call."""
     return os.pread(calls, NAME_BYTES, 0).rstrip(b"\0").decode("ascii", "replace")
 
 
 PROCESS_NAME: Final = "dra-hw-check"
-"""The name (comm) of all processes of the command: how administrators and the node process see who holds a GPU."""
+"""The name (comm) of all processes of the command, for administrators and the node process."""
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15  # linux/prctl.h
 _MAX_TASK: Final = 1 << 20
 
 
 class Stopped(BaseException):
-    """The command ends this check. Not an Exception, so that no reader takes it for an answer."""
+    """The command ends this check. Not an Exception, so that no reader catches it."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the reader of the task on stdin. Exit statuses: 0 done, 1 failed (a line says why), 75 stopped."""
+    """Run the reader of the task on stdin. Exit statuses: 0 done, 1 failed (a line has the cause), 75 stopped."""
     lines, calls = int(arguments[0]), int(arguments[1])
     name_process()
     emitter = Emitter(lines, calls)
@@ -148,7 +148,7 @@ def _run(topics: Topics, emitter: Emitter) -> None:
     finally:
         close = getattr(topics, "close", None)
         if close is not None:
-            close()  # runs the reader's own `finally`
+            close()  # runs the reader's ``finally``
 
 
 def _stop_with_parent(parent: int) -> None:
@@ -157,7 +157,7 @@ def _stop_with_parent(parent: int) -> None:
         raise Stopped
 
     signal.signal(signal.SIGTERM, stop)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to the command, which stops its children
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command also gets it from the terminal, and stops its children
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != parent:
         raise Stopped

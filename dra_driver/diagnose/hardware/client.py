@@ -1,4 +1,4 @@
-"""A second NVML client for checks 12 and 13, ``python -m dra_driver.diagnose.hardware.client``, and its owner's side.
+"""Run a second NVML client for checks 12 and 13: ``python -m dra_driver.diagnose.hardware.client``, and its caller.
 
 After a JSON task on the first line of stdin, the client holds a handle of every GPU (and an event set, like monitors).
 For each further line it prints the instances of one GPU as a JSON line. It ends at the end of stdin.
@@ -25,7 +25,7 @@ _END_S: Final = 5.0
 
 
 class ClientProcess:
-    """A context manager: the client has its session inside the block. Raises CommandError when it does not answer."""
+    """A context manager with a running client. Raises CommandError if the client does not answer."""
 
     def __init__(self, library: str | None, profile_ids: Sequence[int]) -> None:
         self._task = {"library": library, "profiles": list(profile_ids), "parent": os.getpid()}

@@ -1,6 +1,6 @@
-"""CUDA with exactly the device nodes and libraries that a container gets, and a private MPS daemon (checks 1 and 10).
+"""Run CUDA with the device nodes and libraries of a container, and a private MPS daemon (checks 1 and 10).
 
-The daemon's pipes, logs and shared memory are in the check's folder and its own mount namespace. The judges do no I/O.
+The daemon's pipes, logs and shared memory are in the check's directory and mount namespace. The judges do no I/O.
 """
 
 import json
@@ -36,14 +36,14 @@ _MAX_PRINTED: Final = 400
 
 
 def read_contexts(task: Task) -> Topics:
-    """Topics ``edits`` (nodes and number of libraries), ``container``, and ``without uvm``: what the program saw."""
+    """Topics ``edits`` (nodes and number of libraries), ``container``, and ``without uvm``: the program's results."""
     if find_library(task.root, CUDA) is None:
         yield "skipped", f"no {CUDA} below the driver root {task.root}"
         return
     try:
         nodes, files = _edits(task)
-    except DriverUnavailableError as error:  # the claim would be refused with the same words
-        yield "skipped", f"no claim can be prepared here: {error}"
+    except DriverUnavailableError as error:  # a claim would fail with the same message
+        yield "skipped", f"no claim can be prepared on this node: {error}"
         return
     yield "edits", {"nodes": [path for path, _, _ in nodes], "files": [path for _, path in files]}
     yield "gpu", {"uuid": task.chosen.uuid}
@@ -63,7 +63,7 @@ def read_contexts(task: Task) -> Topics:
 def run_probe(
     view: ClaimView, environment: Mapping[str, str] | None = None, prepare: Callable[[], object] | None = None
 ) -> dict[str, object]:
-    """Run the CUDA program; its JSON, or ``error``. ``prepare`` runs in the child between fork and exec."""
+    """Run the CUDA program; return its JSON, or ``error``. ``prepare`` runs in the child between fork and exec."""
     try:
         done = subprocess.run(
             own_module("cuda_probe"),
@@ -79,7 +79,7 @@ def run_probe(
     except subprocess.TimeoutExpired:
         return {"error": f"no end within {PROBE_S:.0f} s", "hangs": True}
     except (OSError, subprocess.SubprocessError) as error:
-        return {"error": f"cannot be started: {error}"}
+        return {"error": f"cannot start: {error}"}
     try:
         answer = json.loads(done.stdout.splitlines()[-1])
     except (ValueError, IndexError):
@@ -89,11 +89,11 @@ def run_probe(
 
 
 def _edits(task: Task) -> tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, str], ...]]:
-    """Nodes, and pairs of source and target of libraries, as the CDI documents of a claim for the GPU have them."""
+    """Nodes, and pairs of source and target of libraries, from the CDI documents of a claim for the GPU."""
     names = CdiNames("hardware-check.nvidia.com")
     folder = Path(task.folder, "cdi")
     folder.mkdir()
-    # The program's mounts are made by this process, so host paths are those that this process sees.
+    # This process makes the program's mounts, so host paths are as this process sees them.
     root = DriverRoot(root=task.root, dev_root=task.dev_root)
     provider = CdiProvider(
         root,
@@ -117,7 +117,7 @@ def _edits(task: Task) -> tuple[tuple[tuple[str, int, int], ...], tuple[tuple[st
 PERCENT: Final = 50
 LIMIT_MIB: Final = 1024
 UNDER_MIB, OVER_MIB = 64, 2048
-"""Sizes that a client with the limit must get, and must not get."""
+"""A size that a client with the limit must get, and one that must fail."""
 READY_S: Final = 10.0
 _COMMAND_S: Final = 5.0
 _STEP_S: Final = 0.2
@@ -177,7 +177,7 @@ def _talk(program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm:
 
 
 def ready(send: Callable[[str], dict[str, object]]) -> dict[str, object]:
-    """The answer to the first probe that succeeds, or the last one."""
+    """The answer to the first probe that succeeds, or to the last one."""
     begin = time.monotonic()
     while True:
         answer: dict[str, object] = send(control.PROBE)
@@ -197,7 +197,7 @@ def send(program: ControlProgram, folder: DaemonFolder, shm: Path, command: str)
 
 
 def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, object]:
-    """A CUDA program in the daemon's view, with this process' own root, because it is Python."""
+    """Run a CUDA program in the daemon's view, with this process' root, because it is Python."""
     library = find_library(task.root, CUDA)
     if library is None:
         return {"error": f"no {CUDA} below {task.root}"}
@@ -207,7 +207,7 @@ def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, object]:
 
 
 def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[str, str]:
-    """Of a CUDA program with this process' C library: that of a driver root that is a whole system is another one."""
+    """The environment of a CUDA program with this process' C library: a driver root may contain another one."""
     environment = {
         **os.environ,
         "CUDA_MPS_PIPE_DIRECTORY": control.PIPE,
@@ -240,7 +240,7 @@ _NEEDED: Final = ("cuInit", "cuDeviceGet", "cuCtxCreate_v2")
 
 @hardware_check(1, "CUDA in a container's view", read_contexts, 60.0, ON_FREE_GPU)
 def contexts(facts: Facts, _survey: Facts) -> Finding:
-    """CUDA works with the device nodes and libraries of a claim, and not without UVM."""
+    """CUDA works with the device nodes and libraries of a claim, and fails without UVM."""
     seen, without = facts["container"], facts["without uvm"]
     if "error" in seen:
         return Finding(
@@ -262,8 +262,8 @@ def contexts(facts: Facts, _survey: Facts) -> Finding:
         differences,
         f"CUDA {seen.get('version')} made a context with {len(facts['edits']['nodes'])} nodes and "
         f"{len(facts['edits']['files'])} files; without UVM's nodes: {text}",
-        right="a pod with a whole GPU can run CUDA, and only where UVM is loaded",
-        wrong="a claim without UVM is refused needlessly" if strict else _NO_CUDA,
+        right="a pod with a whole GPU can run CUDA, but only with UVM loaded",
+        wrong="the driver refuses a claim without UVM needlessly" if strict else _NO_CUDA,
     )
 
 
@@ -271,7 +271,7 @@ _NO_CUDA: Final = "a pod would get its GPU and could not run CUDA"
 
 
 def _failed(seen: Facts) -> Iterator[tuple[str, int]]:
-    """Calls with another code than success; and those that were never reached."""
+    """Calls with another code than success, and calls that the program did not reach."""
     for name, code in seen.items():
         if name.startswith("cu") and code != 0:
             yield name, code
@@ -282,7 +282,7 @@ def _failed(seen: Facts) -> Iterator[tuple[str, int]]:
 
 @hardware_check(10, "an MPS daemon", read_daemon, 75.0, ON_FREE_GPU)
 def daemon(facts: Facts, _survey: Facts) -> Finding:
-    """The daemon takes this driver's commands, and a client keeps its limit."""
+    """The daemon accepts this driver's commands, and a client keeps its limit."""
     commands, client = facts["commands"], facts.get("client", {})
     differences = [f"`{one['command']}`: {one['refused']}" for one in commands if one["refused"]]
     under, over = f"cuMemAlloc {UNDER_MIB} MiB", f"cuMemAlloc {OVER_MIB} MiB"
@@ -296,8 +296,8 @@ def daemon(facts: Facts, _survey: Facts) -> Finding:
     return judgement(
         differences,
         f"{outputs}; a client with a limit of {LIMIT_MIB} MiB: {under} {client.get(under)}, {over} {client.get(over)}",
-        right="shares by MPS get a daemon that takes their limits",
-        wrong="shares by MPS would not start, or would not keep their limits",
+        right="shares by MPS get a daemon that accepts their limits",
+        wrong="shares by MPS would not start, or would exceed their limits",
     )
 
 

@@ -1,8 +1,8 @@
-"""CUDA work for the probes of a first GPU: ``python -m dra_driver.diagnose.hardware.cuda_load``, and its owner's side.
+"""Load a GPU for the probes of a first GPU: ``python -m dra_driver.diagnose.hardware.cuda_load``, and its caller.
 
-The program gets a `Load` as one JSON line on stdin, makes a context on the first device, prints the code of each call
-(CUresult of cuda.h) as one JSON line when its work has begun, and ends with the work or with its stdin. Its kernels
-are PTX, which the driver compiles: no CUDA toolkit is needed.
+The program gets a `Load` as one JSON line on stdin and makes a context on the first device. When its work has begun,
+it prints the code of each call (CUresult of cuda.h) as one JSON line. It ends with the work or with its stdin. Its
+kernels are PTX, which the driver compiles: no CUDA toolkit is needed.
 """
 
 import ctypes
@@ -75,7 +75,7 @@ class _Handle(ctypes.Structure):
 
 
 class CudaLoadProcess:
-    """A context manager: the program runs inside the block. ``started`` has its codes, or ``error``."""
+    """A context manager with a running program. ``started`` has its codes, or ``error``."""
 
     def __init__(self, load: Load, environment: Mapping[str, str], prepare: Callable[[], object] | None = None) -> None:
         self._process = subprocess.Popen(
@@ -83,7 +83,7 @@ class CudaLoadProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(environment),
-            preexec_fn=prepare,  # noqa: PLW1509 - the child of a check has one thread then
+            preexec_fn=prepare,  # noqa: PLW1509 - the child of a check has only one thread
         )
         self.pid = self._process.pid
         self._output = cast("IO[bytes]", self._process.stdout)
@@ -129,7 +129,7 @@ def work(load: Load, say: Callable[[Mapping[str, object]], None]) -> None:
             module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
             call("cuModuleLoadData", ctypes.byref(module), _PTX)
             call("cuModuleGetFunction", ctypes.byref(kernel), module, load.kernel.encode())
-            if load.kernel == "spin":  # a fault ends the context: its code is the program's only line
+            if load.kernel == "spin":  # a fault ends the context: only its code is printed
                 _launch(call, kernel, 1000)
                 say({"codes": codes})
             _repeat(load, lambda span: _launch(call, kernel, span))
@@ -143,7 +143,7 @@ def work(load: Load, say: Callable[[Mapping[str, object]], None]) -> None:
 
 
 class _RefusedError(Exception):
-    """A call of CUDA failed; its code is noted."""
+    """A call of CUDA failed; ``codes`` has its code."""
 
 
 def _hold(load: Load, call: Callable[..., None], codes: dict[str, object]) -> None:

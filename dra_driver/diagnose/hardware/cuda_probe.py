@@ -1,8 +1,8 @@
-"""A CUDA program without a runtime: ``python -m dra_driver.diagnose.hardware.cuda_probe``, a `ClaimView` on its stdin.
+"""Make a CUDA context: ``python -m dra_driver.diagnose.hardware.cuda_probe``, with a `ClaimView` on stdin.
 
-It enters the view (a root with only the named mounts and device nodes, like a container), makes a context on the first
-device and prints one JSON object: the code of each call by name (CUresult of cuda.h: 0 success, 2 out of memory,
-100 no device, 304 operating system call failed, 999 unknown), and the returned values.
+The program enters the view (a root with only the named mounts and device nodes, like a container), makes a context on
+the first device and prints one JSON object: the code of each call by name (CUresult of cuda.h: 0 success, 2 out of
+memory, 100 no device, 304 operating system call failed, 999 unknown), and the returned values.
 """
 
 import ctypes
@@ -21,16 +21,16 @@ from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import name_process
 
 CUDA: Final = "libcuda.so.1"
-# The C library's parts that a driver library needs, kept loaded: a root with the driver's files alone has none.
+# Parts of the C library that a driver library needs, kept loaded: a root with only the driver's files has none.
 _C_LIBRARIES: Final = ("libm.so.6", "libdl.so.2", "libpthread.so.0", "librt.so.1", "libgcc_s.so.1", "libstdc++.so.6")
 _MAX_VIEW: Final = 1 << 20
 
 
 class ClaimView(Struct, frozen=True, kw_only=True):
-    """What the program sees. ``folder`` is an empty folder that becomes its root, "" for this process' own root.
+    """The program's view. ``folder`` is an empty directory that becomes its root, "" for this process' root.
 
     ``files`` are pairs of source and path in the root; ``nodes`` have path, major and minor. ``library`` is opened.
-    ``allocate_mib`` are sizes of allocations that are tried one by one, each freed again.
+    ``allocate_mib`` are sizes to allocate one by one, each freed again.
     """
 
     folder: str = ""
@@ -40,7 +40,7 @@ class ClaimView(Struct, frozen=True, kw_only=True):
     allocate_mib: tuple[int, ...] = (64,)
 
     def enter(self) -> None:
-        """Make the folder the root. Raises OSError."""
+        """Make the directory the root. Raises OSError."""
         if not self.folder:
             return
         root = Path(self.folder)
@@ -57,7 +57,7 @@ class ClaimView(Struct, frozen=True, kw_only=True):
 
 
 class _Calls:
-    """Calls of one library; ends at the first that fails."""
+    """Calls of one library until the first failure."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self._library = library
@@ -70,7 +70,7 @@ class _Calls:
 
 
 def run(view: ClaimView) -> dict[str, object]:
-    """Enter the view and make a context. Never raises for what CUDA says."""
+    """Enter the view and make a context. Does not raise errors of CUDA."""
     for name in _C_LIBRARIES:
         with suppress(OSError):
             ctypes.CDLL(name, ctypes.RTLD_GLOBAL)

@@ -1,4 +1,4 @@
-"""The kernel's files about NVIDIA's devices, nodes that NVML makes, and the files of the driver's installation.
+"""Check the kernel's files about NVIDIA's devices, nodes that NVML makes, and the driver's installed files.
 
 Checks 6, 7 and 8. The judges do no I/O."""
 
@@ -33,7 +33,7 @@ _MAX_LISTED: Final = 16
 
 
 def read_kernel(task: Task) -> Topics:
-    """Device numbers, modules, nodes and links, each as it stands in the kernel's files."""
+    """Device numbers, modules, nodes and links, from the kernel's files."""
     yield "proc_devices", _text(task.proc_devices)
     modules = _text("/proc/modules").splitlines()
     yield "modules", [line.split(None, 5)[:3] for line in modules if line.startswith("nvidia")]
@@ -49,7 +49,7 @@ def read_kernel(task: Task) -> Topics:
 
 
 def read_files(task: Task) -> Topics:
-    """The driver's files as this driver finds them, as nvidia-ctk lists them, and as the linker's cache has them."""
+    """The driver's files in three lists: this driver's, nvidia-ctk's and the linker cache's."""
     backend = NvmlBackend(task.library)
     backend.open()
     yield "nvml", probes.ask(probes.pynvml.nvmlSystemGetDriverVersion)
@@ -74,16 +74,16 @@ def _own(task: Task) -> Facts:
 
 
 def _ctk(task: Task) -> Facts:
-    """What ``nvidia-ctk cdi generate`` would mount: ``mounts`` as host and container path, or ``error``."""
+    """The mounts of ``nvidia-ctk cdi generate``: ``mounts`` as host and container path, or ``error``."""
     root = next((root for root in dict.fromkeys((task.host, "/")) if _toolkit(root)), None)
     if root is None:
         return {"error": f"no {CTK} in {', '.join(TOOLKIT_FOLDERS)}"}
-    # Below another root it runs with that root as its own, as it would on the host.
+    # Below another root it runs with that root, as on the host.
     command = [_toolkit(root) or "", "cdi", "generate", "--format=json"]
     if task.driver_root.host_root:
         command.append(f"--driver-root={task.driver_root.host_root}")
     entered = [] if search.is_own(root) else [shutil.which("chroot", path=search.OWN_PATH) or "chroot", root]
-    # Into a file of this process, and without what it logs: it prints more than `Running` keeps.
+    # Into a file of this process, and without its log: it prints more than `Running` keeps.
     file = Path(task.folder, "ctk.json")
     try:
         ended = process.Running(
@@ -92,7 +92,7 @@ def _ctk(task: Task) -> Facts:
             within_s=_PROGRAM_S,
         ).wait()
     except OSError as error:
-        return {"error": f"{CTK} cannot be started: {error}"}
+        return {"error": f"cannot start {CTK}: {error}"}
     text = _text(file, 4 << 20)
     return _parsed_ctk(text, ended.status) | {"command": command}
 
@@ -104,7 +104,7 @@ def _parsed_ctk(text: str, status: int | None) -> dict[str, object]:
         hooks = [" ".join(one.get("args", ())) for one in edits.get("hooks", ())]
         nodes = [one["path"] for one in edits.get("deviceNodes", ())]
     except (ValueError, KeyError, TypeError) as error:
-        return {"error": f"{CTK} ended with status {status}, and its output cannot be read: {error}"}
+        return {"error": f"{CTK} ended with status {status}, and its output is unreadable: {error}"}
     return {"status": status, "mounts": listed, "hooks": hooks, "nodes": nodes}
 
 
@@ -129,7 +129,7 @@ def _ldconfig(task: Task) -> Facts:
             within_s=_PROGRAM_S,
         )
     except OSError as error:
-        return {"error": f"ldconfig cannot be started: {error}"}
+        return {"error": f"cannot start ldconfig: {error}"}
     found: dict[str, str] = {}
     for line in ended.output.splitlines():
         name, arrow, path = line.strip().partition(" => ")
@@ -188,7 +188,7 @@ def read_missing_nodes(task: Task) -> Topics:
     yield "made", mounts.device_files(dev)
 
 
-# Left out on purpose (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
+# Excluded (cdi/libraries.py), or not part of the driver: modules of the X server, glvnd, 32-bit libraries.
 _NOT_OURS: Final = re.compile(
     r"xorg|nvidia_drv\.so|libglxserver_nvidia|/vulkan/|/egl/|glvnd|/X11/|lib32|i386-linux-gnu|libnvidia-wine"
 )
@@ -196,7 +196,7 @@ _NOT_OURS: Final = re.compile(
 
 @hardware_check(7, "device numbers", read_kernel, 15.0)
 def kernel(facts: Facts, survey: Facts) -> Finding:
-    """Numbers read from /proc are those of the nodes in /dev."""
+    """Numbers in /proc match the nodes in /dev."""
     majors = Majors.parse(facts["proc_devices"])
     differences = [*_number_differences(facts, majors), *_node_differences(facts, survey)]
     return judgement(
@@ -213,7 +213,7 @@ def _number_differences(facts: Facts, majors: Majors) -> Iterator[str]:
         yield "/proc/devices lists neither nvidia nor nvidia-frontend"
     for node in facts["nodes"]:
         numbers, expected = (node["major"], node["minor"]), expected_numbers(node["path"], majors)
-        # A node may outlive its module; it has no number then.
+        # A node can remain after its module is unloaded; it has no number then.
         if expected is not None and numbers != (expected.major, expected.minor):
             yield f"{node['path']} is {numbers[0]}:{numbers[1]}, computed {expected.major}:{expected.minor}"
     problem = parse_params(facts["params"]).problem
@@ -236,16 +236,16 @@ def _node_differences(facts: Facts, survey: Facts) -> Iterator[str]:
 
 
 def _notes(facts: Facts, majors: Majors) -> str:
-    """What an administrator may want to change, and no assumption of the driver is about."""
+    """Notes for the administrator that concern no assumption of the driver."""
     notes = []
     nodes = {node["path"]: node for node in facts["nodes"]}
     if majors.uvm is None:
-        notes.append("nvidia-uvm is not loaded, without which CUDA fails")
+        notes.append("nvidia-uvm is not loaded, but CUDA needs it")
     unlinked = [path for path, node in nodes.items() if f"{node['major']}:{node['minor']}" not in facts["links"]]
     if unlinked:
-        notes.append(f"no link in /dev/char for {len(unlinked)} nodes, so systemctl daemon-reload takes GPUs away")
+        notes.append(f"no link in /dev/char for {len(unlinked)} nodes, so systemctl daemon-reload removes GPUs")
     if not parse_params(facts["params"]).modify:
-        notes.append("ModifyDeviceFiles is 0: nodes are made by the administrator alone")
+        notes.append("ModifyDeviceFiles is 0: only the administrator creates nodes")
     return "; ".join(notes) or "nothing is missing"
 
 
@@ -261,23 +261,23 @@ def missing_nodes(facts: Facts, _survey: Facts) -> Finding:
         if path in existing and made[path] != existing[path]
     ]
     if made and not opened:
-        differences.append(f"NVML made {', '.join(made)} and could still not open the GPUs")
+        differences.append(f"NVML made {', '.join(made)}, but could not open the GPUs")
     unknown = "" if existing else "this machine has no device node of NVIDIA"
     if opened and not made:
-        unknown = "NVML needs no device node here, so this is not NVIDIA's library"
+        unknown = "NVML needs no device node on this machine, so this is not NVIDIA's library"
     return judgement(
         differences,
         f"without nodes and nvidia-modprobe, NVML made {', '.join(made) or 'none'}"
         + ("" if "value" in facts["init"] else f", and opening failed with code {facts['init'].get('code')}"),
         right="NVML makes missing nodes of GPUs" if made else "nodes must exist before NVML is opened",
-        wrong="whether a node process on a fresh node finds its GPUs depends on what made the nodes",
+        wrong="on a fresh node, the node process may not find its GPUs until another program creates the nodes",
         unknown=unknown,
     )
 
 
 @hardware_check(8, "files of the driver", read_files, 60.0)
 def files(facts: Facts, _survey: Facts) -> Finding:
-    """Version and files are those of NVML, nvidia-ctk and the linker's cache."""
+    """Version and files match NVML, nvidia-ctk and the linker's cache."""
     own, ctk, linker = facts["own"], facts["ctk"], facts["ldconfig"]
     if "error" in own:
         return Finding(status=Status.FAIL, seen=own["error"], meaning="claims cannot be prepared on this node")
@@ -292,8 +292,8 @@ def files(facts: Facts, _survey: Facts) -> Finding:
         differences,
         f"version {own['version']}, {len(own['libraries'])} libraries, {len(own['files'])} other files; compared: "
         f"{compared}, linker's cache ({len(linker.get('libraries', {}))} names)",
-        right="containers get the files that NVIDIA's runtime would give them",
-        wrong="containers would lack files, or get those of another version",
+        right="containers get the same files as with NVIDIA's runtime",
+        wrong="containers would lack files, or get files of another version",
     )
 
 
@@ -311,7 +311,7 @@ def _listed(what: str, paths: Iterable[str]) -> Iterator[str]:
 
 
 def _against_linker(own: Facts, linker: Mapping[str, str]) -> Iterator[str]:
-    """A SONAME that this driver read from a file, and the linker knows under another file name."""
+    """Libraries whose SONAME, read by this driver, has another file name in the linker's cache."""
     files = {soname: path.rpartition("/")[2] for path, soname in own["libraries"] if soname}
     missing = [soname for soname in files if linker and soname not in linker and not soname.startswith("libvdpau")]
     if missing:

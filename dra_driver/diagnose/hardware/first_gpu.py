@@ -1,8 +1,8 @@
-"""Ten probes that a first session on a real GPU should settle, best first (checks 15 to 24, with ``--for``).
+"""Ten probes for a first session on a real GPU, in order of worth (checks 15 to 24, with ``--for``).
 
-Each reads, or undoes what it does, in at most three minutes. Work on the GPU is done by `CudaLoadProcess` or ffmpeg, in
-processes that end with the probe. The judges do no I/O; ``decides`` says what an answer means. A probe that cannot do
-its work is skipped with what it needs, or cannot tell: never right.
+Each only reads, or undoes its changes, in at most three minutes. `CudaLoadProcess` or ffmpeg loads the GPU, in
+processes that end with the probe. The judges do no I/O; ``decides`` explains the meaning of an answer. A probe that
+cannot load the GPU is skipped with its requirement, or has no verdict: never ok.
 """
 
 import os
@@ -43,12 +43,12 @@ from dra_driver.hardware.sharing.control import ControlProgram
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
 
 LIMIT_S: Final = 180.0
-NEEDS_CUDA: Final = f"not tried: it needs {CUDA} of the NVIDIA driver, and there is none below "
+NEEDS_CUDA: Final = f"not tried: it needs {CUDA} of the NVIDIA driver, which is missing below "
 NEEDS_FFMPEG: Final = (
     "not tried: it needs ffmpeg on PATH, built with cuvid and nvenc, and the driver's libnvcuvid and libnvidia-encode"
 )
 BUSY_S: Final = 4
-"""Looks at a busy GPU, one each second."""
+"""Number of samples of a busy GPU, one each second."""
 PERIODS_S: Final = (2, 10, 30)
 BURST_MS: Final = 20.0
 LOOK_EVERY_S: Final = 2.5
@@ -65,7 +65,7 @@ _ENGINE_FIELDS: Final = {"encoder": "encUtil", "decoder": "decUtil", "jpeg": "jp
 
 
 def _environment(task: Task, library: str) -> dict[str, str]:
-    """Of a CUDA program on the chosen GPU, with this process' C library."""
+    """The environment of a CUDA program on the chosen GPU, with this process' C library."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": task.chosen.uuid}
     if not search.is_own(task.root) and not search.has_shell(task.root):
         environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
@@ -73,7 +73,7 @@ def _environment(task: Task, library: str) -> dict[str, str]:
 
 
 def _with_cuda(read: Callable[[Task, str], Topics]) -> Callable[[Task], Topics]:
-    """A reader that is skipped where the driver has no CUDA; ``read`` gets the library, too."""
+    """Make a reader that is skipped if the driver has no CUDA; ``read`` also gets the library."""
 
     @wraps(read)
     def found(task: Task) -> Topics:
@@ -101,7 +101,7 @@ def _look(task: Task, **how: Any) -> dict[str, Any]:
 
 @_with_cuda
 def read_clock(task: Task, library: str) -> Topics:
-    """Topics ``load`` and ``looks``: what is in use, once a second beside a busy CUDA program."""
+    """Topics ``load`` and ``looks``: usage of the GPU, once a second while a CUDA program is busy."""
     handle = _opened(task)
     with _load(task, library, kernel="spin") as load:
         yield "load", load.started | {"pid": load.pid}
@@ -113,7 +113,7 @@ def read_clock(task: Task, library: str) -> Topics:
 
 
 def read_mps(task: Task) -> Topics:
-    """Of a client of a private MPS daemon: ``host`` and ``namespace``, what is in use as seen from both."""
+    """Topics ``host`` and ``namespace``: usage by a client of a private MPS daemon, read in both."""
     return cuda.with_daemon(task, _mps_client)
 
 
@@ -136,7 +136,7 @@ def _mps_client(program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolde
 
 @_with_cuda
 def read_namespace(task: Task, library: str) -> Topics:
-    """Of a plain CUDA program: ``host`` and ``namespace``, what is in use as seen from both."""
+    """Topics ``host`` and ``namespace``: usage by a plain CUDA program, read in both."""
     with _load(task, library, kernel="spin", mib=1024) as load:
         yield "load", load.started | {"pid": load.pid}
         time.sleep(BUSY_S)
@@ -145,7 +145,7 @@ def read_namespace(task: Task, library: str) -> Topics:
 
 
 def read_engines(task: Task) -> Topics:
-    """Topic per engine: what is in use while ffmpeg uses that engine only; with its status and last words."""
+    """Topic per engine: usage while ffmpeg uses only that engine; with its exit status and last output."""
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
         yield "skipped", NEEDS_FFMPEG
@@ -165,7 +165,7 @@ def read_engines(task: Task) -> Topics:
 
 
 def _ffmpeg(task: Task, command: Sequence[str], seconds: float, handle: probes.Handle) -> dict[str, Any]:
-    """``looks`` of the time it runs, at most ``seconds``; ``status`` None for one that was stopped."""
+    """``looks`` while it runs, at most ``seconds``; ``status`` is None if it was stopped."""
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": task.chosen.uuid}
     words = Path(task.folder, "ffmpeg.log")
     with words.open("wb") as log:
@@ -186,7 +186,7 @@ def _ffmpeg(task: Task, command: Sequence[str], seconds: float, handle: probes.H
 
 @_with_cuda
 def read_bursts(task: Task, library: str) -> Topics:
-    """Topic per period: at each look the new samples of the program, and of those how many are above 0."""
+    """Topic per period: for each sample the new values of the program, and the number of values above 0."""
     handle = _opened(task)
     for period in PERIODS_S:
         with _load(task, library, kernel="spin", busy_ms=BURST_MS, period_s=float(period)) as load:
@@ -202,7 +202,7 @@ def read_bursts(task: Task, library: str) -> Topics:
                     samples |= {one["timeStamp"]: one["smUtil"] for one in _value(usage, name, ())}
             counted = {
                 name: {
-                    "code": usage[name].get("code"),  # of the last look; None for one that answered
+                    "code": usage[name].get("code"),  # of the last sample; None for an answer
                     "samples": len(samples),
                     "above 0": sum(value > 0 for value in samples.values()),
                 }
@@ -213,7 +213,7 @@ def read_bursts(task: Task, library: str) -> Topics:
 
 @_with_cuda
 def read_shared(task: Task, library: str) -> Topics:
-    """Topics ``before``, ``owner`` and ``both``: memory with no, one and two processes that have one buffer mapped."""
+    """Topics ``before``, ``owner`` and ``both``: memory while 0, 1 and 2 processes have one buffer mapped."""
     handle = _opened(task)
     yield "before", probes.usage(handle)
     with _load(task, library, mib=SHARED_MIB, share=True) as owner:
@@ -229,7 +229,7 @@ def read_shared(task: Task, library: str) -> Topics:
 
 @_with_cuda
 def read_xid(task: Task, library: str) -> Topics:
-    """Topics ``load`` and ``events``: the codes of an illegal access by an own process, and what NVML reports, at most
+    """Topics ``load`` and ``events``: the codes of an illegal access by a child process, and NVML's events, at most
     `MAX_EVENTS`: one fault may cause several XIDs."""
     handle = _opened(task)
     with probes.xid_events(handle) as wait, _load(task, library, kernel="poke") as load:
@@ -243,7 +243,7 @@ def read_xid(task: Task, library: str) -> Topics:
 
 
 def read_links(task: Task) -> Topics:
-    """Per GPU: MIG mode, and state and other end of each link that NVML has a number for."""
+    """Per GPU: MIG mode, and state and remote end of each link that NVML has a number for."""
     NvmlBackend(task.library).open()
     for index, handle in probes.handles().items():
         yield (
@@ -274,7 +274,7 @@ def _held() -> dict[str, object]:
 
 
 def read_unprivileged(task: Task) -> Topics:
-    """Topics ``root`` and ``unprivileged``: every read that this package knows, as this user and as user 65534."""
+    """Topics ``root`` and ``unprivileged``: every read of this package, as this user and as user 65534."""
     yield "root", _look(task, everything=True)
     yield "unprivileged", _look(task, everything=True, uid=UNPRIVILEGED_UID)
 
@@ -284,23 +284,23 @@ def _value(answers: Facts, name: str, other: Any) -> Any:
 
 
 def _idle(facts: Facts) -> Finding | None:
-    """A finding where the CUDA program did not work: then nothing was proved."""
+    """A finding if the CUDA program failed: the probe proved nothing."""
     problem = facts["load"].get("error")
     return Finding(status=Status.UNKNOWN, seen=f"the CUDA program: {problem}") if problem else None
 
 
 def _concluded(differences: Sequence[str], seen: str, unknown: str = "") -> Finding:
-    """A finding without a meaning: what the probe decides says it."""
+    """A finding without a meaning: ``decides`` has it."""
     return judgement(differences, seen, right="", wrong="", unknown=unknown)
 
 
 def _listed(usage: Facts) -> dict[int, int | None]:
-    """Memory in bytes by PID; None where NVML does not report it."""
+    """Memory in bytes by PID; None if NVML does not report it."""
     return {one["pid"]: one["memory"] for name in LISTS for one in _value(usage, name, ())}
 
 
 def _seen(usage: Facts) -> str:
-    """Counts of one look: listings, samples, device."""
+    """Counts of one sample: listings, samples, device."""
     if "error" in usage:
         return str(usage["error"])
     listed = ", ".join(f"{name.removeprefix('listed ')} {_count(usage[name])}" for name in LISTS)
@@ -315,7 +315,7 @@ def _count(answer: Facts) -> str:
 
 
 def clock(facts: Facts, _survey: Facts) -> Finding:
-    """Samples of a busy process carry the CPU's time within 5 s."""
+    """Samples of a busy process have the CPU's time within 5 s."""
     if (idle := _idle(facts)) is not None:
         return idle
     offsets, differences, spans = [], [], []
@@ -344,14 +344,14 @@ def _both_views(facts: Facts) -> Finding:
         return Finding(status=Status.UNKNOWN, seen=f"host: {_seen(host)}; PID namespace: {_seen(inside)}")
     differences = []
     if pid not in _listed(host):
-        differences.append(f"process {pid} is not listed on the host, but {sorted(_listed(host))}")
+        differences.append(f"process {pid} is not listed on the host, only {sorted(_listed(host))}")
     busy = [
         name for name in probes.UTILISATION for one in _value(host, name, ()) if one["pid"] == pid and one["smUtil"]
     ]
     if not busy:
         differences.append(f"no utilisation call reports the busy process {pid}")
     if _listed(inside):
-        differences.append(f"a PID namespace of its own lists {sorted(_listed(inside))}")
+        differences.append(f"a separate PID namespace lists {sorted(_listed(inside))}")
     memory = _listed(host).get(pid)
     return _concluded(
         differences,
@@ -360,17 +360,17 @@ def _both_views(facts: Facts) -> Finding:
 
 
 def mps(facts: Facts, _survey: Facts) -> Finding:
-    """A busy client of MPS is listed with its PID, memory and utilisation on the host, and not in a PID namespace."""
+    """A busy client of MPS is listed with its PID, memory and utilisation on the host, but not in a PID namespace."""
     return _both_views(facts)
 
 
 def namespace(facts: Facts, _survey: Facts) -> Finding:
-    """A busy process is listed on the host with its PID, memory and utilisation, and not in another PID namespace."""
+    """A busy process is listed on the host with its PID, memory and utilisation, but not in another PID namespace."""
     return _both_views(facts)
 
 
 def engines(facts: Facts, _survey: Facts) -> Finding:
-    """A process that only encodes, decodes or reads JPEG shows in the utilisation of that engine."""
+    """A process that only encodes, decodes or reads JPEG appears in the utilisation of that engine."""
     differences, texts, failed = [], [], []
     for engine, field in _ENGINE_FIELDS.items():
         run = facts[engine]
@@ -393,7 +393,7 @@ def engines(facts: Facts, _survey: Facts) -> Finding:
 
 
 def bursts(facts: Facts, _survey: Facts) -> Finding:
-    """Bursts of 20 ms every 2, 10 and 30 s show in samples that are read every 2.5 s."""
+    """Bursts of 20 ms every 2, 10 and 30 s appear in samples that are read every 2.5 s."""
     if (idle := _idle(facts)) is not None:
         return idle
     periods = {topic: value for topic, value in facts.items() if topic.startswith("every ")}
@@ -436,7 +436,7 @@ def shared(facts: Facts, _survey: Facts) -> Finding:
 
 
 def xid(facts: Facts, _survey: Facts) -> Finding:
-    """An illegal access ends its own context with code 700, and NVML reports XID 31 of this GPU and of no instance."""
+    """An illegal access ends its context with code 700, and NVML reports XID 31 of this GPU and of no instance."""
     codes = facts["load"].get("codes", {})
     if codes.get("cuCtxSynchronize") != ILLEGAL_ADDRESS:
         seen = f"the CUDA program: {facts['load'].get('error') or codes}"
@@ -458,7 +458,7 @@ def xid(facts: Facts, _survey: Facts) -> Finding:
 
 
 def links(facts: Facts, _survey: Facts) -> Finding:
-    """A link is up, down, missing or beyond the last one, and none is up while MIG is on."""
+    """A link is up, down, missing or beyond the last one, and all are down while MIG is on."""
     differences, texts = [], {}
     for index, answers in gpus(facts):
         states = {int(key.split()[1]): one for key, one in answers.items() if key.endswith(" state")}
@@ -473,7 +473,7 @@ def links(facts: Facts, _survey: Facts) -> Finding:
         odd = {one["code"] for one in states.values() if "value" not in one and one["code"] not in allowed}
         differences += [f"GPU {index}: code {code}" for code in sorted(odd)]
         if mode and mode[0] and up:
-            differences.append(f"GPU {index}: {len(up)} links up in MIG mode (with no instance yet, that is possible)")
+            differences.append(f"GPU {index}: {len(up)} links up in MIG mode (possible before the first instance)")
     return _concluded(
         differences,
         alike(texts),
@@ -482,7 +482,7 @@ def links(facts: Facts, _survey: Facts) -> Finding:
 
 
 def detach(facts: Facts, _survey: Facts) -> Finding:
-    """Detaching while both event sets are awaited frees every device file and the kernel module within 30 s."""
+    """Detaching during waits on both event sets frees every device file and the kernel module within 30 s."""
     before, waiting, after = facts["before"], facts["waiting"], facts["detached"]
     differences = [] if after["free"] else [f"not free after {after['seconds']} s"]
     if len(after["files"]) > len(before["files"]):
@@ -499,7 +499,7 @@ def detach(facts: Facts, _survey: Facts) -> Finding:
 
 
 def as_unprivileged(facts: Facts, _survey: Facts) -> Finding:
-    """Every read that root gets an answer to answers user 65534, too."""
+    """Every read that succeeds for root succeeds for user 65534, too."""
     root, unprivileged = facts["root"], facts["unprivileged"]
     if "error" in root or "error" in unprivileged:
         texts = (f"{name}: {facts[name]['error']}" for name in ("root", "unprivileged") if "error" in facts[name])
@@ -533,16 +533,16 @@ _TABLE: Final[tuple[tuple[Judge, Callable[..., object], str, float, frozenset[Ne
     (detach, read_detach, "detaching while events are awaited", 75.0, READS),
     (as_unprivileged, read_unprivileged, "every read as user 65534", 90.0, ROOT),
 )
-"""Judge, reader, name, seconds and needs, in the order of their worth."""
+"""Judge, reader, name, seconds and needs, in order of worth."""
 _DECIDES: Final = {
-    15: "H3: with an offset, samples must be read from the driver's own last stamp, never since the CPU's time",
-    16: "H4: a busy client at 0 % or without samples stays unknown; H5: a list from a PID namespace is no list",
-    17: "H5: an empty list beside a busy GPU is unknown, not unused",
-    18: "H2: where a process shows no engine, only the GPU's own engines tell that a claim is used",
-    19: "H6: a period with no sample above 0 makes a claim look unused: that look is unknown, or must come sooner",
-    20: "H8: where the sum exceeds what the GPU has in use, the memory of these claims is unknown",
+    15: "H3: with an offset, samples must be read from the driver's last timestamp, never since the CPU's time",
+    16: "H4: a busy client at 0 % or without samples stays unknown; H5: a list from a PID namespace is unusable",
+    17: "H5: an empty list on a busy GPU is unknown, not unused",
+    18: "H2: where a process shows no engine, only the GPU's engines show that a claim is used",
+    19: "H6: a period with no sample above 0 makes a claim look unused: treat the sample as unknown, or sample sooner",
+    20: "H8: where the sum exceeds the GPU's memory in use, the memory of these claims is unknown",
     21: "row of XID 31 in docs/health.md: an error of the program, counted, with the ids of no instance",
-    22: "H1: which code links have with MIG on (run it in both modes); H9: which code ends the list",
+    22: "H1: the code of links with MIG on (run it in both modes); H9: the code that ends the list",
     23: "whether a driver upgrade or a GPU reset can begin while the node process waits for events",
     24: "whether the usage exporter can run without root on this driver",
 }

@@ -1,7 +1,7 @@
-"""NVML as another process sees it: ``python -m dra_driver.diagnose.hardware.look``, and its owner's side.
+"""Read NVML in another process: ``python -m dra_driver.diagnose.hardware.look``, and its caller.
 
-The program gets a `LookRequest` on stdin and prints NVML's answers as one JSON line: in a PID namespace of its own, as
-a pod without hostPID, or as another user.
+The program gets a `LookRequest` on stdin and prints NVML's answers as one JSON line. It runs in a separate PID
+namespace, like a pod without hostPID, or as another user.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ _CLONE_NEWPID: Final = 0x20000000
 
 
 class LookRequest(Struct, frozen=True, kw_only=True):
-    """``everything``: every read that this package knows, else what is in use."""
+    """``everything``: every read of this package, else only the usage."""
 
     library: str | None
     index: int

@@ -1,4 +1,4 @@
-"""``dra-driver hardware-check``: compare this machine's GPUs with what the driver assumes, and write a report."""
+"""``dra-driver hardware-check``: compare this machine's GPUs with the driver's assumptions, and write a report."""
 
 import argparse
 import os
@@ -17,42 +17,42 @@ if TYPE_CHECKING:
 
 REPORT_FILE: Final = "hardware-check-report.json"
 MIN_TOTAL_S, MAX_TOTAL_S = 10, 4 * 3600
-ISSUES: Final = "docs/hardware-check.md says how to report it"
+ISSUES: Final = "see docs/hardware-check.md"
 DESCRIPTION: Final = """\
-Compare the GPUs and the NVIDIA driver of this machine with what dra-driver assumes. Takes less than ten minutes,
-usually one; with --for also ten probes for a first session on a GPU, in order of worth. Reads only, unless told
-otherwise; CUDA contexts and an MPS daemon are made only on a GPU without processes and claims. Each check is one line:
-number, name, verdict, what was seen and what it means. The report is written after each check.
+Compare the GPUs and the NVIDIA driver of this machine with the assumptions of dra-driver. Takes about one minute, at
+most ten. With --for it also runs ten probes for a first session on a GPU, in order of worth. It only reads unless a
+flag allows more. It makes CUDA contexts and an MPS daemon only on a GPU without processes and claims. Each check
+prints one line: number, name, verdict, observation and meaning. The report is written after each check.
 
-  ok            as dra-driver assumes
-  differs       not as dra-driver assumes: please report it
+  ok            matches the assumption of dra-driver
+  differs       does not match the assumption of dra-driver: please report it
   cannot tell   the check did not get an answer
   skipped       the check did not run, with the reason
 
 Exit status: 0 all ok or skipped, 1 a check differs, 2 no usable NVIDIA GPU (or wrong usage), 3 a check cannot tell.
-The processes are called dra-hw-check; while they run they are another client of NVML, so the node process may have to
-try changes of MIG again.
+The processes are named dra-hw-check. While they run they are another client of NVML, so the node process may have to
+retry changes of MIG.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_choices(parser)
     parser.add_argument(
-        "--output", metavar="FILE", help=f"where the report is written, 0600 (default: {REPORT_FILE} in this folder)"
+        "--output", metavar="FILE", help=f"file of the report, mode 0600 (default: {REPORT_FILE} in this directory)"
     )
     parser.add_argument(
-        "--print-report", action="store_true", help="print the report packed into lines, instead of writing a file"
+        "--print-report", action="store_true", help="print the report packed into lines instead of writing a file"
     )
-    parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without any hardware")
+    parser.add_argument("--replay", metavar="FILE", help="judge the facts of a report again, without hardware")
     add_options(parser.add_argument_group("places, as for kubelet-plugin"), place_flags())
 
 
 def add_choices(parser: "argparse._ActionsContainer") -> None:
-    """Adds the flags that `kubectl dra hardware-check` passes on."""
+    """Add the flags that `kubectl dra hardware-check` passes to the pod."""
     parser.add_argument(
         "--i-own-this-gpu",
         action="store_true",
-        help="also run checks 12 to 14, which change MIG mode and instances and restore them; use a busy GPU, too",
+        help="also run checks 12 to 14, which change MIG mode and instances and restore them; also allow a busy GPU",
     )
     parser.add_argument("--gpu", metavar="GPU", default="", help="NVML index or UUID of the GPU that checks may use")
     parser.add_argument("--only", metavar="NUMBERS", default="", help="only these checks, such as 3,4,5")
@@ -66,17 +66,17 @@ def add_choices(parser: "argparse._ActionsContainer") -> None:
         dest="total",
         metavar="TIME",
         default="",
-        help="also run probes 15 to 24, in order of worth, as long as this time allows, such as 45m",
+        help="also run probes 15 to 24, in order of worth, within this time, such as 45m",
     )
     parser.add_argument(
         "--allow-xid",
         action="store_true",
-        help="also run probe 21: an illegal access in a CUDA process of its own, which leaves XID 31 in the kernel log",
+        help="also run probe 21: an illegal access in a separate CUDA process, which leaves XID 31 in the kernel log",
     )
 
 
 def passed_on(args: argparse.Namespace) -> list[str]:
-    """The flags of `add_choices` as arguments again."""
+    """The flags of `add_choices` as arguments."""
     return [
         *(["--i-own-this-gpu"] if args.i_own_this_gpu else []),
         *(["--gpu", args.gpu] if args.gpu else []),
@@ -94,7 +94,7 @@ def total_s(text: str) -> float | None:
     match = re.fullmatch(r"(\d{1,5})([smh])", text)
     seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]] if match else 0
     if not MIN_TOTAL_S <= seconds <= MAX_TOTAL_S:
-        raise ConfigurationError(f"--for {text[:80]}: expected a time from 10s to 4h, such as 45m")
+        raise ConfigurationError(f"--for {text[:80]}: expected a time from 10s to 4h, such as 45m", reason="InvalidFor")
     return float(seconds)
 
 
@@ -106,12 +106,14 @@ def numbers(text: str) -> tuple[int, ...]:
     known = [check.number for check in (*CHECKS, *PROBES)]
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if any(not part.isdecimal() or int(part) not in known for part in parts):
-        raise ConfigurationError(f"--only {text[:80]}: expected numbers from 1 to {known[-1]}, separated by commas")
+        raise ConfigurationError(
+            f"--only {text[:80]}: expected numbers from 1 to {known[-1]}, separated by commas", reason="InvalidOnly"
+        )
     return tuple(int(part) for part in parts)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Runs the checks, or judges a report again. Raises ConfigurationError and StorageError."""
+    """Run the checks, or judge a report again. Raises ConfigurationError and StorageError."""
     if args.replay:
         return _replay(Path(args.replay))
     settings = load_places({flag.field: getattr(args, flag.field) for flag in place_flags()}, os.environ)
@@ -152,10 +154,10 @@ def run(args: argparse.Namespace) -> int:
                 storage.write(path, hashed(report))
 
     child.name_process()
-    interrupt_once()  # the checks end, and a GPU is restored
+    interrupt_once()  # end the checks and restore the GPU
 
     def without_driver(_task: "Task", _limit_s: float) -> Reading:
-        return Reading(problem=no_driver)  # no process has to be started
+        return Reading(problem=no_driver)  # needs no process
 
     reader = without_driver if no_driver else runner.run
     report = hashed(session.run_all(plan, reader, said, surveyed=surveyed, kept=kept))
@@ -190,8 +192,10 @@ def _found(survey: "Reading") -> str:
 
 
 def advise(report: "HardwareReport") -> None:
-    """Says how to report a difference."""
+    """Print how to report a difference."""
     wrong = [str(record.number) for record in report.records if record.verdict == "differs"]
     if wrong:
         checks = f"Check {wrong[0]} differs" if len(wrong) == 1 else f"Checks {', '.join(wrong)} differ"
-        print(f"{checks} from what dra-driver assumes. Please report it with the JSON file; {ISSUES}.", file=sys.stderr)
+        print(
+            f"{checks} from dra-driver's assumptions. Please report it with the JSON file; {ISSUES}.", file=sys.stderr
+        )

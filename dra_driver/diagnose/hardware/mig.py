@@ -1,4 +1,4 @@
-"""Change MIG mode and instances of one GPU beside a second NVML client, and restore them (checks 12 to 14).
+"""Change MIG mode and instances of one GPU while a second NVML client runs, and restore them (checks 12 to 14).
 
 Needs the consent of the GPU's owner. Each reader records the former state (topic ``before``), restores it in its
 ``finally`` and records the result (``after``); else `restore` does so in a new process. The GPU's lock excludes the
@@ -57,22 +57,22 @@ class _Bench(Struct, frozen=True, kw_only=True):
 
 
 def read_first_create(task: Task) -> Topics:
-    """Check 12: MIG mode and the first instance beside a second client, then without it."""
+    """Check 12: MIG mode and the first instance, with a second client and without it."""
     return _changed(task, _first_create)
 
 
 def read_subscriptions(task: Task) -> Topics:
-    """Check 13: destroying an instance that a second process has listed, before and after that process ends."""
+    """Check 13: destroy an instance that a second process has listed, before and after that process ends."""
     return _changed(task, _subscriptions)
 
 
 def read_fabric(task: Task) -> Topics:
-    """Check 14: the fabric's state from the moment when the last instance is gone and MIG mode is off."""
+    """Check 14: the fabric's state after the last instance is destroyed and MIG mode is off."""
     return _changed(task, _changed_fabric)
 
 
 def restore(task: Task) -> Topics:
-    """Bring the GPU back to the state ``before`` of the task's facts; topic ``after``."""
+    """Return the GPU to the state ``before`` of the task's facts; topic ``after``."""
     backend = NvmlBackend(task.library)
     backend.open()
     _restore(backend, GpuUuid(task.chosen.uuid), task.facts["before"])
@@ -81,7 +81,7 @@ def restore(task: Task) -> Topics:
 
 
 def attempt(change: Callable[[], object], key: str = "value") -> Facts:
-    """``{key: result, "ms": ...}``, or ``error`` (class), ``code`` (NVML's) and ``text`` of a refusal."""
+    """``{key: result, "ms": ...}``, or ``error`` (class), ``code`` (NVML's) and ``text`` of a failure."""
     begin = time.perf_counter()
     try:
         found: dict[str, object] = {key: change()}
@@ -93,7 +93,7 @@ def attempt(change: Callable[[], object], key: str = "value") -> Facts:
 
 def _changed(task: Task, work: Callable[[_Bench], Topics]) -> Topics:
     uuid = GpuUuid(task.chosen.uuid)
-    # Without a node process on this machine there is no lock to share, and no folder to leave behind.
+    # Without a node process on this machine, no lock is shared, and no directory must be left.
     folder = Path(task.plugin_dir if Path(task.plugin_dir or "-").is_dir() else task.folder, "locks")
     with GpuLocks(folder).acquire([uuid], LOCK_S) as locked:
         if not locked:
@@ -123,7 +123,7 @@ def _unfit(resetless: bool | None, profile: MigProfile | None, before: Facts) ->
     if before["instances"]:
         return "the GPU has MIG instances; destroy them first"
     if not before["mode"] and not resetless:
-        return "MIG mode is off, and switching it needs a reset of the GPU: switch it on first"
+        return "MIG mode is off, and enabling it needs a reset of the GPU: enable it first"
     return ""
 
 
@@ -185,7 +185,7 @@ def _state(backend: NvmlBackend, uuid: GpuUuid) -> dict[str, object]:
 
 
 def _restore(backend: NvmlBackend, uuid: GpuUuid, before: Facts) -> None:
-    """Destroy instances that were not there, and set the mode; tries again while a client holds the GPU."""
+    """Destroy instances that did not exist before, and set the mode; retry while a client holds the GPU."""
     deadline = time.monotonic() + RESTORE_S
     while True:
         try:
@@ -204,12 +204,12 @@ def _restore(backend: NvmlBackend, uuid: GpuUuid, before: Facts) -> None:
             return
 
 
-_NOT_RESTORED: Final = "the GPU is not as it was: restore it by hand with nvidia-smi -mig and nvidia-smi mig"
+_NOT_RESTORED: Final = "the GPU is not restored: restore it manually with nvidia-smi -mig and nvidia-smi mig"
 
 
 @hardware_check(12, "first MIG instance beside a client", read_first_create, 60.0, BY_OWNER)
 def first_create(facts: Facts, _survey: Facts) -> Finding:
-    """Creating works, or is refused with IN_USE while another client has the GPU."""
+    """Creating works, or fails with IN_USE while another client holds the GPU."""
     differences = []
     for step in ("mode beside client", "create beside client"):
         answer = facts[step]
@@ -223,14 +223,14 @@ def first_create(facts: Facts, _survey: Facts) -> Finding:
         facts,
         differences,
         seen,
-        right="IN_USE is tried again while the call has time, and the process that holds the GPU is named",
-        wrong="a partition would fail instead of being tried again",
+        right="IN_USE is retried while the call has time, and the error names the process that holds the GPU",
+        wrong="a partition would fail without a retry",
     )
 
 
 @hardware_check(13, "instance that another process listed", read_subscriptions, 60.0, BY_OWNER)
 def subscriptions(facts: Facts, _survey: Facts) -> Finding:
-    """Destroying works, at the latest after the other process has ended."""
+    """Destroying works, at the latest after the second process ends."""
     differences = []
     for step in ("mode", "create"):
         if "error" in facts[step]:
@@ -244,7 +244,7 @@ def subscriptions(facts: Facts, _survey: Facts) -> Finding:
         facts,
         differences,
         f"destroying an instance that a second process has listed: {_told(beside)}; after its end: {_told(alone)}",
-        right="two node processes during an update do not block each other for longer than one of them lists",
+        right="two node processes during an update block each other only while one of them lists",
         wrong="unpreparing a claim would fail instead of being retried",
     )
 
@@ -260,13 +260,13 @@ def fabric(facts: Facts, _survey: Facts) -> Finding:
         facts,
         differences,
         f"fabric states (seconds, state) after the last instance: {timeline}",
-        right="a whole GPU after partitions waits this long for the fabric",
+        right="after partitions, a whole GPU waits this long for the fabric",
         wrong="CUDA would fail with code 802 on a whole GPU after MIG",
     )
 
 
 def _judged(facts: Facts, differences: Sequence[str], seen: str, *, right: str, wrong: str) -> Finding:
-    """A GPU that was not restored counts more than any other difference."""
+    """A GPU that was not restored takes precedence over any other difference."""
     before, after = facts.get("before"), facts.get("after")
     if before != after:
         differences, wrong = [f"before {before}, afterwards {after or 'unknown'}", *differences], _NOT_RESTORED

@@ -1,4 +1,4 @@
-"""A private mount namespace that ends with a check's process, by raw system calls (Python lacks them before 3.12).
+"""A private mount namespace that ends with a check's process, by raw system calls (in Python only from 3.12 on).
 
 Sources: unshare(2), mount(2), mount_namespaces(7).
 """
@@ -20,24 +20,24 @@ _PLAIN_NODES: Final = {
     "urandom": (1, 9),
     "tty": (5, 0),
 }
-"""What every container has in /dev."""
+"""Device nodes of every container."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def enter() -> None:
-    """Put this process into a mount namespace of its own. Raises PermissionError without CAP_SYS_ADMIN."""
+    """Move this process into a new mount namespace. Raises PermissionError without CAP_SYS_ADMIN."""
     _call(_libc.unshare(_CLONE_NEWNS), "unshare the mount namespace")
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
 def tmpfs(target: Path, size: str = "16m") -> None:
-    """An empty file system at ``target``, in which device nodes work."""
+    """Mount an empty file system that allows device nodes at ``target``."""
     _mount("tmpfs", str(target), "tmpfs", 0, f"mode=755,size={size}")
 
 
 def bind(source: str, target: Path) -> None:
-    """Show ``source``, a file or a folder with what is mounted below it, at ``target``, which is made."""
+    """Mount ``source``, a file or a directory with its submounts, at ``target``, which is created."""
     if Path(source).is_dir():
         target.mkdir(parents=True, exist_ok=True)
     else:
@@ -47,7 +47,7 @@ def bind(source: str, target: Path) -> None:
 
 
 def plain_dev(folder: Path) -> None:
-    """A ``/dev`` as every container has it, without devices of hardware, at ``folder``."""
+    """Create a ``/dev`` without hardware devices, as in every container, at ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     tmpfs(folder)
     for name, (major, minor) in _PLAIN_NODES.items():
@@ -57,14 +57,14 @@ def plain_dev(folder: Path) -> None:
 
 
 def make_node(path: Path, major: int, minor: int) -> None:
-    """A character device that everyone may use. Raises PermissionError without CAP_MKNOD."""
+    """Create a character device for all users. Raises PermissionError without CAP_MKNOD."""
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(major, minor))
     path.chmod(0o666)
 
 
 def hide(paths: Iterable[str]) -> list[str]:
-    """Cover programs with an empty file, which cannot be executed; returns those that exist."""
+    """Cover programs with an empty file that cannot be executed; return the existing ones."""
     found = [path for path in paths if Path(path).is_file()]
     for path in found:
         _mount("/dev/null", path, None, _MS_BIND)
@@ -72,7 +72,7 @@ def hide(paths: Iterable[str]) -> list[str]:
 
 
 def device_files(folder: Path) -> list[dict[str, object]]:
-    """NVIDIA's nodes in a ``dev`` folder and below: path, numbers and permissions, in order of path."""
+    """NVIDIA's nodes in and below a ``dev`` directory: path, numbers and permissions, in order of path."""
     found = []
     for path in sorted(folder.glob("nvidia*")) + sorted(folder.glob("nvidia-caps*/*")):
         try:

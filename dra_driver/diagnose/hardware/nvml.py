@@ -1,4 +1,4 @@
-"""NVML's raw answers: while MIG mode is off, about profiles, and about every property that the backend describes.
+"""Read NVML's raw answers: while MIG mode is off, about profiles, and about every property that the backend describes.
 
 Checks 3, 4 and 5. Each topic of a reader is the NVML index of a GPU. The judges do no I/O."""
 
@@ -29,17 +29,17 @@ from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
 
 
 def read_without_mode(task: Task) -> Topics:
-    """Of GPUs with MIG whose mode is off: `probes.without_mode` for the profiles that they list."""
+    """`probes.without_mode` for the profiles of GPUs that support MIG and have it off."""
     return _per_gpu(task, _codes_without_mode)
 
 
 def read_profiles(task: Task) -> Topics:
-    """Of GPUs with MIG: `probes.profiles`, `probes.fields`, and what names are computed from."""
+    """`probes.profiles`, `probes.fields`, and the inputs of names, of GPUs that support MIG."""
     return _per_gpu(task, _profiles)
 
 
 def read_described(task: Task) -> Topics:
-    """`probes.device` of every GPU, and the description that the backend makes of it."""
+    """`probes.device` and the backend's description of every GPU."""
     backend = NvmlBackend(task.library)
     backend.open()
     yield "system", probes.system()
@@ -90,9 +90,9 @@ def _profiles(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
 
 
 _UNSIGNED: Final = frozenset({1, 2, 3})
-"""nvmlValueType_t: unsigned int, long, long long; only of these the low half is the number."""
+"""nvmlValueType_t: unsigned int, long, long long; only for these the low half is the number."""
 _HOPPER: Final = 9
-_WITHDRAWN: Final = frozenset({15, 16})  # lost, reset required: the GPU itself fails
+_WITHDRAWN: Final = frozenset({15, 16})  # lost, reset required: the GPU failed
 _VGPU: Final = 2
 _PER_PROFILE: Final = {"nvmlDeviceGetGpuInstances": GONE, "nvmlDeviceGetGpuInstanceRemainingCapacity": VANISHED}
 _SINGLE: Final = {
@@ -100,12 +100,12 @@ _SINGLE: Final = {
     "nvmlDeviceGetSupportedEventTypes": ABSENT,
     "nvmlDeviceRegisterEvents": ABSENT,
 }
-"""Codes by function that the backend takes for "there is none" while MIG mode is off."""
+"""Codes by function that mean "does not exist" for the backend while MIG mode is off."""
 
 
 @hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
 def without_mode(facts: Facts, _survey: Facts) -> Finding:
-    """Functions for MIG answer Not Supported, Not Found or nothing."""
+    """Functions for MIG return Not Supported, Not Found or no value."""
     found = dict(gpus(facts))
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
@@ -118,7 +118,7 @@ def without_mode(facts: Facts, _survey: Facts) -> Finding:
         differences,
         f"{len(found)} GPUs; of the first: {seen}",
         right="the backend reads such a GPU as one without instances",
-        wrong="the backend would report trouble, or miss instances, while MIG mode is off",
+        wrong="the backend would report errors, or miss instances, while MIG mode is off",
     )
 
 
@@ -146,8 +146,8 @@ def _code(answer: Facts) -> str:
 
 @hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
 def profiles(facts: Facts, _survey: Facts) -> Finding:
-    """Profiles, names and placements are those of the catalog, by version 1 or 2."""
-    # NVIDIA's mock answers for MIG on architectures of which no board has it.
+    """Profiles, names and placements match the catalog, by version 1 or 2."""
+    # NVIDIA's mock answers for MIG on architectures without MIG.
     found = {
         index: gpu for index, gpu in gpus(facts) if _listed(gpu) or gpu["architecture"].get("value") not in WITHOUT_MIG
     }
@@ -195,7 +195,7 @@ def _profile_differences(gpu: Facts) -> Iterator[str]:
 
 
 def _name_differences(gpu: Facts) -> Iterator[str]:
-    """Names that would be computed for a driver without names, against those of this one."""
+    """Names computed for a driver without names, compared with this driver's."""
     rows = [row for row in _listed(gpu) if row["placements"].get("value")]
     ends = [start + size for row in rows for start, size in _places(row)]
     for row in rows:
@@ -242,12 +242,12 @@ def _field_differences(gpu: Facts) -> Iterator[str]:
     if architecture is not None and not is_guest and bool(field["uint"]) != (architecture >= _HOPPER):
         yield (
             f"field {RESETLESS_FIELD} is {field['uint']} on architecture {architecture}: without the field, the driver"
-            " takes GPUs from Hopper (9) on as resetless"
+            " treats GPUs from Hopper (9) on as resetless"
         )
 
 
 def _catalog_differences(gpu: Facts) -> Iterator[str]:
-    """Against the board of the catalog, which the simulation is made from."""
+    """Differences from the board in the catalog, the source of the simulation."""
     model = _model(gpu["name"].get("value"))
     if model is None or model.mig is None:
         return
@@ -272,7 +272,7 @@ def _model(name: str | None) -> GpuModel | None:
 
 @hardware_check(5, "every property of a GPU", read_described, 45.0)
 def every_call(facts: Facts, _survey: Facts) -> Finding:
-    """A property is read, or is missing by one of four codes."""
+    """A property is readable, or missing with one of four codes."""
     differences = []
     absent: dict[str, int] = {}
     for index, answers in gpus(facts):
@@ -292,15 +292,13 @@ def every_call(facts: Facts, _survey: Facts) -> Finding:
     return judgement(
         differences,
         f"{len(dict(gpus(facts)))} GPUs; properties that they lack: {missing or 'none'}",
-        right="a GPU is published with what it has",
-        wrong="a GPU needs a reset or a look at the kernel log"
-        if lost
-        else "the GPU would be left out, or log trouble",
+        right="a GPU is published with its properties",
+        wrong="a GPU needs a reset or a check of the kernel log" if lost else "the GPU would be omitted, or log errors",
     )
 
 
 def _allowed(name: str) -> frozenset[int]:
-    """Codes that mean "not there"; the fabric's structure may be newer than the driver."""
+    """Codes that mean "does not exist"; the fabric's structure may be newer than the driver."""
     if name in NEEDED:
         return frozenset()
     return ABSENT | {INVALID_ARGUMENT} if name == FABRIC else ABSENT

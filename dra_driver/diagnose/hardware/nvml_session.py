@@ -1,4 +1,4 @@
-"""What an NVML session holds open, whether another library can follow it, and how slow its first calls are.
+"""Check the files that an NVML session opens, whether another library can follow it, and the duration of first calls.
 
 Checks 2, 9 and 11. The judges do no I/O."""
 
@@ -42,7 +42,7 @@ def read_held(task: Task) -> Topics:
 
 
 def read_copies(task: Task) -> Topics:
-    """Topic per session: with the library, with two read_copies of it in turn, and from several threads."""
+    """Topic per session: with the library, with two copies of it in turn, and from several threads."""
     library = task.library or _mapped_after_open()
     paths = [library, *(_copied(library, Path(task.folder, f"copy-{number}")) for number in (1, 2))]
     for number, path in enumerate(paths):
@@ -56,7 +56,7 @@ def read_copies(task: Task) -> Topics:
 
 
 def read_first_calls(task: Task) -> Topics:
-    """Cold times of opening and of each GPU's first handle, fabric and persistence; then nvidia-smi as it is run."""
+    """Cold times of opening and of each GPU's first handle, fabric and persistence; then a run of nvidia-smi."""
     begin = time.perf_counter()
     backend = NvmlBackend(task.library)
     backend.open()
@@ -85,7 +85,7 @@ def module_references() -> int | None:
 
 
 def _mapped(part: str = "libnvidia-ml.so") -> list[str]:
-    """Files of this process' memory whose path has ``part``: a mapping keeps a file open without a descriptor."""
+    """Mapped files of this process whose path has ``part``: a mapping keeps a file open without a descriptor."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     return sorted({line.split(None, 5)[5] for line in lines if part in line})
 
@@ -156,7 +156,7 @@ def _smi(task: Task) -> dict[str, object]:
 
 STEPS: Final = ("before", "open", "snapshot", "event set", "event set freed", "closed")
 SLOW_MS: Final = 60_000.0
-"""The backend's own limit for one NVML call."""
+"""The backend's limit for one NVML call."""
 _NOTED_MS: Final = 5_000.0
 _FABRIC_STATES: Final = {0: "not supported", 1: "not started", 2: "in progress", 3: "completed"}
 
@@ -177,14 +177,14 @@ def held(facts: Facts, _survey: Facts) -> Finding:
     before, closed = steps["before"]["references"], steps["closed"]["references"]
     unknown = ""
     if not max(opened.values()):
-        unknown = "NVML opened no device file at all, so this is not NVIDIA's library"
+        unknown = "NVML opened no device file, so this is not NVIDIA's library"
     elif before is not None and closed is not None and closed > before:
-        unknown = "the kernel module has more references than before: another process has opened a GPU meanwhile"
+        unknown = "the kernel module has more references than before: another process has opened a GPU since"
     return judgement(
         differences,
         f"open device files (references to the module): {counts}",
         right="detaching releases the GPUs: the driver can be upgraded and a GPU reset while the node process runs",
-        wrong="detaching is not enough: the driver cannot be upgraded and a GPU not be reset beside the node process",
+        wrong="after detaching, the driver cannot be upgraded and no GPU can be reset while the node process runs",
         unknown=unknown,
     )
 
@@ -199,7 +199,7 @@ def _references(step: Facts) -> str:
 
 @hardware_check(9, "libraries in turn", read_copies, 75.0)
 def copies(facts: Facts, _survey: Facts) -> Finding:
-    """After a session's end another file of NVML is used, also from several threads."""
+    """After a session's end another NVML file is used, also from several threads."""
     sessions = [value for topic, value in facts.items() if topic.startswith("session")]
     first = sessions[0]
     differences = []
@@ -212,22 +212,22 @@ def copies(facts: Facts, _survey: Facts) -> Finding:
             differences.append(f"session {number} sees other GPUs than session 1")
     threads = facts["threads"]
     if threads["failed"]:
-        differences.append(f"looks from several threads failed: {few(threads['failed'])}")
+        differences.append(f"reads from several threads failed: {few(threads['failed'])}")
     if threads["different"]:
-        differences.append(f"{threads['different']} of {threads['looks']} looks from several threads saw other values")
+        differences.append(f"{threads['different']} of {threads['looks']} reads from several threads had other values")
     if threads["hanging"]:
         differences.append(f"{threads['hanging']} threads did not return")
     return judgement(
         differences,
-        f"{len(sessions)} sessions with libraries in turn, {threads['looks']} looks from threads in {threads['ms']} ms",
-        right="a driver upgrade is followed without a restart of the node process",
+        f"{len(sessions)} sessions with libraries in turn, {threads['looks']} reads from threads in {threads['ms']} ms",
+        right="the node process follows a driver upgrade without a restart",
         wrong="after a driver upgrade the node process would use the former library, or fail",
     )
 
 
 @hardware_check(11, "nvidia-smi and first calls", read_first_calls, 75.0)
 def first_calls(facts: Facts, _survey: Facts) -> Finding:
-    """Nvidia-smi runs in the environment that it gets, and first calls end within a minute."""
+    """Nvidia-smi works in its environment, and first calls end within a minute."""
     differences = []
     times = [facts["open_ms"]]
     for index, gpu in gpus(facts):
@@ -242,11 +242,11 @@ def first_calls(facts: Facts, _survey: Facts) -> Finding:
         ]
     slowest = max(times)
     if slowest > SLOW_MS:
-        differences.append(f"a first call took {slowest / 1000:.0f} s, longer than the backend waits")
+        differences.append(f"a first call took {slowest / 1000:.0f} s, longer than the backend's time limit")
     smi = facts["nvidia-smi"]
     if "error" in smi:
         differences.append(smi["error"])
-    slow = ": enable persistence mode, so that GPUs stay awake" if slowest > _NOTED_MS else ""
+    slow = ": enable persistence mode to keep GPUs initialized" if slowest > _NOTED_MS else ""
     states = alike({index: _state(gpu) for index, gpu in gpus(facts)})
     return judgement(
         differences,

@@ -1,4 +1,4 @@
-"""Run the hardware check as a pod that is made from the DaemonSet of the node process, and return its report."""
+"""Run the hardware check as a pod copied from the DaemonSet of the node process, and return its report."""
 
 import secrets
 import time
@@ -12,21 +12,21 @@ from dra_driver.kube.state import Wire
 
 NAME: Final = "hardware-check"
 DEADLINE_S: Final = 900
-"""The kubelet ends the pod after this: ten minutes for the checks, the rest for pulling the image and restoring."""
+"""The kubelet ends the pod after this: 10 min for the checks, the rest for pulling the image and restoring."""
 GRACE_S: Final = 90
-"""Between SIGTERM and SIGKILL: a GPU whose MIG mode was changed is restored meanwhile."""
+"""Time between SIGTERM and SIGKILL, to restore a GPU whose MIG mode was changed."""
 _SCRATCH: Final = "hardware-check-scratch"
-"""The checks need a folder that can be written, whatever the container's root is."""
+"""A writable directory for the checks, even if the container's root is read-only."""
 _SCRATCH_SIZE: Final = "256Mi"
-"""Two copies of NVML's library, and what libraries and programs of the driver print."""
+"""Size for two copies of NVML's library, and the output of libraries and programs of the driver."""
 
 
 def pod_for(
     daemon_set: Wire, node: str, arguments: Sequence[str], *, suffix: str, total_s: float | None = None
 ) -> Wire:
-    """The pod for ``node``, its name with a ``suffix`` of its own; ``total_s`` is the time of ``--for``.
+    """The pod for ``node``; its name ends with ``suffix``. ``total_s`` is the time of ``--for``.
 
-    Raises ConfigurationError when the DaemonSet does not run the node process.
+    Raises ConfigurationError if the DaemonSet does not run the node process.
     """
     made = node_container(daemon_set, NAME, [NAME, "--print-report", *arguments])
     made["resources"] = {"requests": {"cpu": "10m", "memory": "128Mi"}, "limits": {"memory": "1Gi"}}

@@ -1,7 +1,7 @@
-"""Run one reader in a child process, within its time limit, and return what it read.
+"""Run one reader in a child process, within its time limit, and return its facts.
 
 The child writes to a file, so that a child that hangs loses no lines. At the limit it gets SIGTERM and ``task.stop_s``
-to restore its changes, then SIGKILL with its children. A child stuck in the kernel is left behind.
+to restore its changes, then SIGKILL with its children. A child stuck in the kernel is not awaited.
 """
 
 import json
@@ -29,9 +29,9 @@ Run = Callable[[Task, float], Reading]
 
 
 def run(task: Task, limit_s: float) -> Reading:
-    """Run ``task.reader`` for at most ``limit_s`` seconds, plus ``task.stop_s``. The folder of the task is made for it.
+    """Run ``task.reader`` for at most ``limit_s`` seconds, plus ``task.stop_s``. Creates the directory of the task.
 
-    When this is interrupted (KeyboardInterrupt), the child is stopped first; raises InterruptedReading.
+    An interrupt (KeyboardInterrupt) stops the child first; raises InterruptedReading.
     """
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="dra-hw-check-", ignore_cleanup_errors=True) as folder:
@@ -43,7 +43,7 @@ def run(task: Task, limit_s: float) -> Reading:
 
 
 class InterruptedReading(KeyboardInterrupt):
-    """The command was interrupted; ``reading`` is what the child had read. The child has ended."""
+    """The command was interrupted; ``reading`` has the child's facts. The child has ended."""
 
     def __init__(self, reading: Reading) -> None:
         super().__init__("interrupted")
@@ -54,7 +54,7 @@ def _read(task: Task, folder: Path, limit_s: float) -> Reading:
     (folder / ".task").write_bytes(msgspec.json.encode(task))
     with ExitStack() as stack:
         source = stack.enter_context((folder / ".task").open("rb"))
-        # ``output`` has what libraries print.
+        # ``output`` has the output of libraries.
         output, lines, calls = (
             stack.enter_context((folder / name).open("w+b")) for name in (".output", ".lines", ".calls")
         )
@@ -72,7 +72,7 @@ def _read(task: Task, folder: Path, limit_s: float) -> Reading:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
             where = last_call(calls.fileno())
-            problem = f"no end within {limit_s:.0f} s" + (f"; the last NVML call was {where}" if where else "")
+            problem = f"not finished within {limit_s:.0f} s" + (f"; the last NVML call was {where}" if where else "")
         except KeyboardInterrupt:
             problem, interrupted = "the command was interrupted", True
         if not _end(process, task.stop_s):
@@ -87,7 +87,7 @@ def _read(task: Task, folder: Path, limit_s: float) -> Reading:
 
 
 def _end(process: "subprocess.Popen[bytes]", stop_s: float) -> bool:
-    """End the child and its own children; False where it is stuck."""
+    """End the child and its children; False if it is stuck."""
     for number, send, within_s in ((signal.SIGTERM, os.kill, stop_s), (signal.SIGKILL, os.killpg, REAP_S)):
         if number is signal.SIGTERM and process.poll() is not None:
             continue
@@ -99,13 +99,13 @@ def _end(process: "subprocess.Popen[bytes]", stop_s: float) -> bool:
 
 
 def _reading(lines: BinaryIO) -> Reading:
-    """What the child wrote: topics with values, and a problem; a line that it did not end is omitted."""
+    """The child's output: topics with values, and a problem; without an unfinished line."""
     lines.seek(0)
     *whole, _ = lines.read(MAX_BYTES).split(b"\n")
     told = [json.loads(line) for line in whole]
     problem = next((str(each["problem"]) for each in reversed(told) if "problem" in each), "")
     if lines.read(1):
-        problem = problem or f"the check read more than {MAX_BYTES >> 20} MiB; the rest is left out"
+        problem = problem or f"the check read more than {MAX_BYTES >> 20} MiB; the rest is omitted"
     return Reading(facts={each["topic"]: each["value"] for each in told if "topic" in each}, problem=problem)
 
 

@@ -1,7 +1,7 @@
-"""One run of all checks: survey, choice of a GPU, each check in its process, judgement, report.
+"""Run all checks once: survey, choice of a GPU, each check in its process, judgement, report.
 
 Checks 1 to 11 run on any machine, 12 to 14 only with the consent of the GPU's owner, and the probes of a first session
-(15 to 24) only where the time is given for them."""
+(15 to 24) only if ``--for`` sets a time for them."""
 
 import os
 import time
@@ -25,9 +25,9 @@ from dra_driver.diagnose.hardware.values import CheckRecord, HardwareCheck, Hard
 SURVEY: Final = "survey:survey"
 SURVEY_S: Final = 60.0
 READ_ONLY: Final = (5, 7, 8)
-"""Checks for the doctor: they only read, need neither root nor a free GPU, and end within seconds."""
+"""Checks for the doctor: they only read, need neither root nor a free GPU, and finish within seconds."""
 READ_ONLY_S: Final = 60.0
-"""For all of them, as the doctor's pod has a deadline."""
+"""Limit of all of them, because the doctor's pod has a deadline."""
 RESTORE: Final = "mig:restore"
 RESTORE_S: Final = 40.0
 
@@ -50,16 +50,16 @@ CHECKS: Final = (
 
 
 TOTAL_S: Final = 540.0
-"""After this, no further check begins; a check that runs then has its own limit."""
+"""After this, no further check begins; a running check keeps its limit."""
 RESTORE_STOP_S: Final = 20.0
-"""How long a check may take to restore a GPU after SIGTERM: MIG mode and instances take seconds each."""
+"""Time for a check to restore a GPU after SIGTERM: MIG mode and instances take seconds each."""
 MIN_S: Final = 5.0
-"""A check with less time than this is left out."""
+"""A check with less time than this is skipped."""
 
 
 class Plan(Struct, frozen=True, kw_only=True):
-    """What to run. ``task`` has the paths; ``only`` the numbers of checks and probes, () for all checks, and for all
-    probes where ``total_s`` is given: the time for everything."""
+    """The checks to run. ``task`` has the paths; ``only`` the numbers of checks and probes, () for all checks, and for
+    all probes if ``total_s`` is set: the time for everything."""
 
     task: Task
     consent: Consent = field(default_factory=Consent)
@@ -81,9 +81,8 @@ def run_all(
     kept: Callable[[HardwareReport], None] = lambda _: None,
     clock: Callable[[], float] = time.monotonic,
 ) -> HardwareReport:
-    """Run the plan. ``said`` gets each record as soon as there is one, ``surveyed`` the survey before, ``kept`` the
-    report so far. KeyboardInterrupt ends it: the rest is skipped. Raises ConfigurationError for a GPU that cannot be
-    chosen."""
+    """Run the plan. Calls ``said`` with each record, ``surveyed`` with the survey before, ``kept`` with the report so
+    far. KeyboardInterrupt skips the remaining checks. Raises ConfigurationError for a GPU that cannot be chosen."""
     begin, records, stopped, complete = clock(), list[CheckRecord](), False, False
     total_s = TOTAL_S if plan.total_s is None else plan.total_s
     survey = Reading(skipped="interrupted")
@@ -122,7 +121,7 @@ def run_all(
 
 
 def judged_again(report: HardwareReport) -> HardwareReport:
-    """The report with the findings of this version: facts of a report can be judged anywhere."""
+    """The report with the findings of this version: the facts of a report can be judged anywhere."""
     by_number = {check.number: check for check in (*CHECKS, *PROBES)}
 
     def again(record: CheckRecord) -> CheckRecord:
@@ -143,7 +142,7 @@ def lines(records: Sequence[CheckRecord]) -> Iterator[str]:
 
 
 def _read(check: HardwareCheck, task: Task, run: Run, limit_s: float) -> Reading:
-    """The reading. A GPU that the check's own process did not restore is restored by another one."""
+    """The reading. A separate process restores a GPU that the check's process did not restore."""
     interrupted = False
     try:
         reading = run(task, limit_s)
@@ -172,7 +171,7 @@ def _about(plan: Plan, choice: GpuChoice, seconds: float, stopped: bool) -> dict
 
 
 def read_only(task: Task, run: Run) -> tuple[CheckRecord, ...]:
-    """The records of the checks for the doctor. The caller knows that NVML answers."""
+    """The records of the checks for the doctor. The caller has checked that NVML answers."""
     end = time.monotonic() + READ_ONLY_S
     survey = run(replace(task, reader=SURVEY), READ_ONLY_S)
     records = []

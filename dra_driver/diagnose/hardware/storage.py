@@ -1,8 +1,8 @@
-"""Reports as files and as lines of a log, with hashes in place of UUIDs, serial numbers and host names.
+"""Write and read reports as files and as lines of a log, with hashed UUIDs, serial numbers and host names.
 
-Files are readable by their owner only (0600); a log has the report packed between two markers. Within one report equal
-values have equal hashes, and a hashed UUID keeps its form. The salt is random for each report and not stored: values
-cannot be guessed or compared between reports. PCI addresses and minors stay: they name a slot, not a machine.
+Files are readable only by their owner (0600); a log has the report packed between two markers. Within one report equal
+values have equal hashes, and a hashed UUID keeps its form. The salt is random for each report and not stored, so
+values cannot be guessed or compared between reports. PCI addresses and minors stay: they name a slot, not a machine.
 """
 
 import base64
@@ -25,11 +25,11 @@ from dra_driver.diagnose.hardware.values import HardwareReport
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _SECRET_KEYS: Final = re.compile(r"serial|clusterUuid|ibGuid|pdi\b|hostname|GetPdi|BoardId\b", re.IGNORECASE)
 """Keys whose whole value is hashed, whatever its form."""
-_MIN_NAME: Final = 4  # a host name of "a" would be found in every word
+_MIN_NAME: Final = 4  # a host name of "a" would match in every word
 
 
 class Hasher:
-    """Hashes one report. ``names`` are host names of the machine."""
+    """Hash one report. ``names`` are host names of the machine."""
 
     def __init__(self, names: tuple[str, ...] = (), *, salt: bytes | None = None) -> None:
         self._salt = secrets.token_bytes(32) if salt is None else salt
@@ -57,7 +57,7 @@ class Hasher:
     def _secret(self, value: Any, place: str = "") -> Any:
         """Every text and number below a key of `_SECRET_KEYS`; times and codes of an answer stay.
 
-        A list is one value of many bytes: each has a hash of its own in each list, so that known ones say nothing.
+        A list is one value of many bytes: each byte has a separate hash per list, so that known bytes reveal nothing.
         """
         if isinstance(value, dict):
             return {key: item if key in {"ms", "code", "error"} else self._secret(item) for key, item in value.items()}
@@ -82,7 +82,7 @@ _COLUMNS: Final = 1000
 
 
 def write(path: Path, report: HardwareReport) -> None:
-    """Write the report as JSON, readable by its owner alone. Raises StorageError."""
+    """Write the report as JSON, readable only by its owner. Raises StorageError."""
     try:
         replace_file(path.absolute(), (json.dumps(report.to_wire(), indent=1) + "\n").encode())
     except OSError as error:
@@ -90,14 +90,16 @@ def write(path: Path, report: HardwareReport) -> None:
 
 
 def load(path: Path) -> HardwareReport:
-    """Read a report. Raises ConfigurationError when it is not one."""
+    """Read a report. Raises ConfigurationError for any other file."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
     except OSError as error:
-        raise ConfigurationError(f"cannot read the report {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read the report {path}: {error.strerror}", reason="Unreadable") from error
     if len(data) > MAX_BYTES:
-        raise ConfigurationError(f"{path} is larger than {MAX_BYTES >> 20} MiB: this is not a report of hardware-check")
+        raise ConfigurationError(
+            f"{path} is larger than {MAX_BYTES >> 20} MiB: this is not a report of hardware-check", reason="TooLarge"
+        )
     return parsed(data, str(path))
 
 
@@ -106,15 +108,15 @@ def parsed(data: bytes, source: str) -> HardwareReport:
     try:
         document = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{source} is not JSON: {error}") from error
+        raise ConfigurationError(f"{source} is not JSON: {error}", reason="NotJson") from error
     try:
         return HardwareReport.from_wire(document)
     except ConfigurationError as error:
-        raise ConfigurationError(f"{source}: {error}") from error
+        raise ConfigurationError(f"{source}: {error}", reason=error.reason) from error
 
 
 def pack(report: HardwareReport) -> str:
-    """The report as lines of text: compressed, so that it fits into a log, with a checksum on the first line."""
+    """The report as lines of text, compressed to fit into a log, with a checksum on the first line."""
     data = json.dumps(report.to_wire(), separators=(",", ":")).encode()
     text = base64.b64encode(gzip.compress(data, mtime=0)).decode()
     digest = hashlib.sha256(data).hexdigest()
@@ -132,9 +134,11 @@ def unpack(log: str) -> HardwareReport | None:
         packed = base64.b64decode("".join(body.split()), validate=True)
         data = _unzipped(packed)
     except (binascii.Error, OSError, EOFError, zlib.error, ValueError) as error:
-        raise ConfigurationError(f"the report in the log is damaged: {error}") from error
+        raise ConfigurationError(f"the report in the log is damaged: {error}", reason="Damaged") from error
     if hashlib.sha256(data).hexdigest() != head.partition(" -----")[0].strip():
-        raise ConfigurationError("the report in the log is damaged: its checksum is another one")
+        raise ConfigurationError(
+            "the report in the log is damaged: its checksum does not match", reason="WrongChecksum"
+        )
     return parsed(data, "the report in the log")
 
 

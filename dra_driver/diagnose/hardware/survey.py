@@ -1,8 +1,8 @@
-"""What the machine has, and which of its GPUs the checks may use: system, driver, GPUs, processes, prepared claims.
+"""Find the machine's system, driver, GPUs, processes and prepared claims, and choose the GPU for the checks.
 
-NVML does not report processes of other PID namespaces to a process in a container. A program that computes has
-/dev/nvidia-uvm and its GPU's node open; a monitor has only the GPU's node open. The processes of the whole node are in
-a proc file system of the first PID namespace: below the mounted host root, or in this process' own on the host itself.
+In a container, NVML does not report processes of other PID namespaces. A program that computes has /dev/nvidia-uvm and
+its GPU's node open; a monitor only the GPU's node. A proc file system of the first PID namespace has the processes of
+the whole node: below the mounted host root, or this process' own on the host.
 """
 
 import os
@@ -53,7 +53,7 @@ def survey(task: Task) -> Topics:
 
 
 def machine() -> dict[str, object]:
-    """Kernel, architecture, and what this process may do."""
+    """Kernel, architecture, and privileges of this process."""
     system = os.uname()
     return {
         "kernel": system.release,
@@ -66,9 +66,9 @@ def machine() -> dict[str, object]:
 
 
 def claims(plugin_dir: Path) -> dict[str, object]:
-    """``held``: number of prepared devices by GPU, as the node process' journal has them; or ``error``.
+    """``held``: number of prepared devices by GPU, from the node process' journal; or ``error``.
 
-    Read-only, and not through ``claims.Journal``: that one repairs and replaces a damaged journal.
+    Read-only, and without ``claims.Journal``, which repairs and replaces a damaged journal.
     """
     path = plugin_dir / JOURNAL
     if not path.exists():
@@ -77,7 +77,7 @@ def claims(plugin_dir: Path) -> dict[str, object]:
         with closing(sqlite3.connect(f"file:{quote(str(path))}?mode=ro", uri=True, timeout=5.0)) as connection:
             return {"held": dict(connection.execute(_HELD).fetchall())}
     except sqlite3.Error as error:
-        return {"error": f"{path} cannot be read: {error}"}
+        return {"error": f"cannot read {path}: {error}"}
 
 
 def _gpu(index: int) -> dict[str, object]:
@@ -107,15 +107,15 @@ def _text(path: str) -> str:
 
 SCAN_S: Final = 5.0
 MAX_FILES: Final = 65536
-"""Of one process; one that has more may compute, whatever the first ones are."""
+"""Limit for one process; a process with more open files may compute, whatever the first files are."""
 _GPU: Final = re.compile(r"/nvidia(\d{1,4})( \(deleted\))?$")
 _UVM: Final = re.compile(r"/nvidia-uvm( \(deleted\))?$")
 _KERNEL_THREAD: Final = "kthreadd"
-"""Process 2 of the first PID namespace, which no container's own namespace has."""
+"""Process 2 of the first PID namespace, which no container's namespace has."""
 
 
 def open_links(process: Path) -> list[str]:
-    """What the open files of a process are; [] when it has ended. Raises PermissionError."""
+    """The open files of a process; [] if it has ended. Raises PermissionError."""
     try:
         with os.scandir(process / "fd") as files:
             return [_target(file.path) for file in islice(files, MAX_FILES)]
@@ -126,9 +126,9 @@ def open_links(process: Path) -> list[str]:
 
 
 def openers(roots: Sequence[str], *, links: Callable[[Path], list[str]] = open_links) -> Facts:
-    """``processes`` with UVM open, each with pid, name and the minors of its GPUs; ``complete`` when all were seen.
+    """``processes`` with UVM open, each with pid, name and the minors of its GPUs; ``complete`` if all were readable.
 
-    ``roots`` are roots of the host, best first: the first with the node's processes is read.
+    ``roots`` are roots of the host, best first: the first one with the node's processes is read.
     """
     for root in dict.fromkeys(roots):
         proc = Path(root, "proc")
@@ -168,7 +168,7 @@ def _minors(links: Sequence[str]) -> list[int] | None:
 def _target(link: str) -> str:
     try:
         return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
-    except OSError:  # closed meanwhile
+    except OSError:  # closed since the listing
         return ""
 
 
@@ -177,7 +177,7 @@ XID_FLAG: Final = "--allow-xid"
 
 
 class Consent(Struct, frozen=True, kw_only=True):
-    """What the user asked for. ``gpu`` is an NVML index or a UUID, "" for any."""
+    """The user's consent. ``gpu`` is an NVML index or a UUID, "" for any."""
 
     owner: bool = False
     gpu: str = ""
@@ -185,25 +185,29 @@ class Consent(Struct, frozen=True, kw_only=True):
 
 
 class GpuChoice(Struct, frozen=True, kw_only=True):
-    """The GPU for checks that use one, or the reason for which there is none."""
+    """The GPU for checks that use one, or the reason for a missing one."""
 
     gpu: ChosenGpu | None = None
     reason: str = ""
 
 
 def choose(survey: Facts, consent: Consent) -> GpuChoice:
-    """The named GPU, else the first free one. Raises ConfigurationError where the named GPU does not exist, or the
-    owner's consent does not name one of several GPUs."""
+    """Return the named GPU, else the first free one. Raises ConfigurationError if the named GPU does not exist, or the
+    owner's consent names none of several GPUs."""
     found = survey_gpus(survey)
     if consent.gpu:
         found = [gpu for gpu in found if consent.gpu in {str(gpu["index"]), _value(gpu, "nvmlDeviceGetUUID")}]
         if not found and survey.get("gpus"):
             raise ConfigurationError(
-                f"--gpu {consent.gpu[:80]}: no such GPU; name an index from 0 to {len(survey['gpus']) - 1} or a UUID"
+                f"--gpu {consent.gpu[:80]}: GPU not found; name an index from 0 to {len(survey['gpus']) - 1} or a UUID",
+                reason="GpuNotFound",
+                gpu=consent.gpu,
             )
     elif consent.owner and len(found) > 1:
         raise ConfigurationError(
-            f"{OWNER_FLAG}: this machine has {len(found)} GPUs; name the one that may be changed with --gpu INDEX"
+            f"{OWNER_FLAG}: this machine has {len(found)} GPUs; name the GPU to change with --gpu INDEX",
+            reason="GpuNotNamed",
+            gpus=len(found),
         )
     reasons = {gpu["index"]: busy(gpu, survey) for gpu in found}
     for gpu in found:
@@ -214,10 +218,10 @@ def choose(survey: Facts, consent: Consent) -> GpuChoice:
 
 
 def busy(gpu: Facts, survey: Facts) -> str:
-    """Why the GPU is not free, as the end of a sentence; "" when it is. Unknown counts as busy."""
+    """The reason for which the GPU is busy, as the end of a sentence; "" if free. Unknown counts as busy."""
     processes = gpu["processes"]
     if "value" not in processes["Compute"]:
-        return f"has processes that NVML does not tell (code {processes['Compute'].get('code')})"
+        return f"has processes that NVML does not report (code {processes['Compute'].get('code')})"
     listed = [one for answer in processes.values() for one in answer.get("value", ())]
     if listed:
         return f"has {len(listed)} processes: {_named(listed)}"
@@ -227,7 +231,7 @@ def busy(gpu: Facts, survey: Facts) -> str:
     if computing:
         return f"is open in {len(computing)} processes: {_named(computing)}"
     if not opened["complete"]:
-        return "may have processes, as this process does not see all of the node"
+        return "may have processes, because this process cannot read all processes of the node"
     claims = survey.get("claims", {})
     if "error" in claims:
         return f"may have claims: {claims['error']}"
@@ -243,9 +247,9 @@ def _named(processes: Sequence[Facts]) -> str:
 
 
 def skip_reason(check: HardwareCheck, survey: Facts, consent: Consent, choice: GpuChoice) -> str:
-    """Why the check does not run; "" when it does."""
+    """The reason to skip the check; "" to run it."""
     if not survey.get("gpus"):
-        return f"without a usable NVIDIA GPU it stays open whether {check.expected}"
+        return f"without a usable NVIDIA GPU it remains open whether {check.expected}"
     if "owner" in check.needs and not consent.owner:
         return f"it changes MIG mode and instances: allow it with {OWNER_FLAG}"
     if "xid" in check.needs and not consent.xid:
@@ -254,9 +258,9 @@ def skip_reason(check: HardwareCheck, survey: Facts, consent: Consent, choice: G
         return "it needs root"
     needs_gpu = check.needs & {"free GPU", "owner"}
     if needs_gpu and choice.gpu is None:
-        return f"{choice.reason}; use one all the same with {OWNER_FLAG}"
+        return f"{choice.reason}; use one anyway with {OWNER_FLAG}"
     if "owner" in check.needs and choice.gpu is not None and not choice.gpu.has_mig:
-        return f"GPU {choice.gpu.index} has no MIG"
+        return f"GPU {choice.gpu.index} does not support MIG"
     return ""
 
 
@@ -274,7 +278,7 @@ def _value(gpu: Facts, name: str) -> Any:
 
 
 def counted(task: Task) -> Topics:
-    """Topics ``gpus`` (how many the backend describes) and ``left``: GPUs that do not answer, each with the reason."""
+    """Topics ``gpus`` (number of described GPUs) and ``left``: GPUs that do not answer, each with the reason."""
     backend = NvmlBackend(task.library)
     backend.open()
     found = backend.snapshot()

@@ -1,4 +1,4 @@
-"""Checks, readings and judgements as values, the report that holds them, and its JSON form. No I/O."""
+"""Checks, readings and judgements, the report that holds them, and its JSON form. No I/O."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, Literal
@@ -12,10 +12,10 @@ from dra_driver.core.finding import Finding, Layer, Status, check_document, exit
 from dra_driver.hardware.gpu.nvml.errors import GONE
 
 Facts = Mapping[str, Any]
-"""What a check or the survey read: JSON values by topic. They come from libraries, programs and other people's reports,
-and a judge that meets another form than it expects ends with "cannot tell"."""
+"""Facts of a check or the survey: JSON values by topic. They come from libraries, programs and reports of other users.
+A judge that finds another form than it expects returns UNKNOWN."""
 Topics = Iterator[tuple[str, object]]
-"""What a reader yields."""
+"""The values that a reader yields."""
 VERDICTS: Final = {Status.OK: "ok", Status.FAIL: "differs", Status.UNKNOWN: "cannot tell", Status.SKIPPED: "skipped"}
 """Words of the verdict in lines and in JSON."""
 Need = Literal["root", "free GPU", "owner", "xid"]
@@ -28,9 +28,9 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
     """One check. ``expected`` is the assumption of the code that it tests.
 
     ``reader`` is ``module:function`` in this package, from a `Task` to pairs of topic and value. ``judge`` does no I/O
-    and gets the results of reader and survey. ``needs``: "root" (user 0 with the right to mount), "free GPU" (no
-    processes and claims, or the owner's consent), "owner" (only with ``--i-own-this-gpu``, as it changes MIG mode or
-    instances), "xid" (only with ``--allow-xid``). ``decides``: what an answer means for open assumptions.
+    and gets the results of reader and survey. ``needs``: "root" (user 0 with permission to mount), "free GPU" (no
+    processes and claims, or the owner's consent), "owner" (only with ``--i-own-this-gpu``: it changes MIG mode or
+    instances), "xid" (only with ``--allow-xid``). ``decides``: the meaning of an answer for open assumptions.
     """
 
     number: int
@@ -44,7 +44,7 @@ class HardwareCheck(Struct, frozen=True, kw_only=True):
 
     @property
     def changes_gpu(self) -> bool:
-        """Whether it changes MIG mode or instances, which are restored afterwards."""
+        """Return whether it changes MIG mode or instances, which it restores afterwards."""
         return "owner" in self.needs
 
 
@@ -83,8 +83,8 @@ def hardware_check(
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """What one child process read. ``problem`` is a sentence when it did not get to its end, ``seconds`` how long it
-    took. ``skipped`` is the reason for which nothing was read."""
+    """Facts from one child process. ``problem`` is the reason if it did not finish, ``seconds`` its duration.
+    ``skipped`` is the reason for reading nothing."""
 
     facts: Facts = field(default_factory=dict)
     problem: str = ""
@@ -93,7 +93,7 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class CheckRecord(Struct, frozen=True, kw_only=True):
-    """One check of a report: what was read, and the finding about it, with the check's name and expectation."""
+    """One check of a report: its facts, and the finding about them, with the check's name and expectation."""
 
     number: int
     reading: Reading
@@ -102,7 +102,7 @@ class CheckRecord(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def unread(cls, why: str) -> "CheckRecord":
-        """A record of all checks: none could read."""
+        """A record of all checks: none could read facts."""
         finding = Finding(status=Status.UNKNOWN, seen=why, check="hardware check", layer=Layer.HARDWARE)
         return cls(number=0, reading=Reading(problem=why), finding=finding)
 
@@ -124,13 +124,12 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
 
     @property
     def has_driver(self) -> bool:
-        """Whether the survey found a usable NVIDIA driver with a GPU."""
+        """Return whether the survey found a usable NVIDIA driver with a GPU."""
         return bool(self.survey.facts.get("gpus"))
 
     @property
     def exit_status(self) -> int:
-        """0 all right or skipped, 1 something differs, 2 no driver or GPU, 3 nothing differs, but a check cannot
-        tell."""
+        """0 all ok or skipped, 1 a difference, 2 no driver or GPU, 3 no difference but an unknown verdict."""
         if not self.has_driver:
             return 2
         return exit_status((record.finding.status for record in self.records), unanswered=3)
@@ -159,8 +158,8 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_wire(cls, wire: object) -> "HardwareReport":
-        """The reverse of `to_wire`. Raises ConfigurationError for any other document."""
-        document = check_document(wire, KIND, SCHEMA_VERSION, "this is not a report of hardware-check that can be read")
+        """Return the report in a document. Raises ConfigurationError for any other document."""
+        document = check_document(wire, KIND, SCHEMA_VERSION, "this is not a readable report of hardware-check")
         try:
             return cls(
                 about=_mapping(document["about"]),
@@ -169,11 +168,13 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
                 hashed=bool(document["hashed"]),
             )
         except (KeyError, TypeError, ValueError, OverflowError, msgspec.ValidationError) as error:
-            raise ConfigurationError(f"the report is damaged: {type(error).__name__}: {error}") from error
+            raise ConfigurationError(
+                f"the report is damaged: {type(error).__name__}: {error}", reason="Damaged"
+            ) from error
 
 
 def judged(check: HardwareCheck, reading: Reading, survey: Facts) -> CheckRecord:
-    """The record of a reading, or of the lack of one. Never raises: facts come from files, too."""
+    """The record of a reading, or of its absence. Never raises, because facts come from files, too."""
     finding = replace(_finding(check, reading, survey), check=check.name, expected=check.expected, layer=Layer.HARDWARE)
     return CheckRecord(number=check.number, reading=reading, finding=finding, decides=check.decides)
 
@@ -181,7 +182,7 @@ def judged(check: HardwareCheck, reading: Reading, survey: Facts) -> CheckRecord
 def _finding(check: HardwareCheck, reading: Reading, survey: Facts) -> Finding:
     if reading.problem and not reading.skipped:
         read = ", ".join(reading.facts) or "nothing"
-        meaning = f"the check did not finish; it had read: {read}"
+        meaning = f"the check did not finish; its facts so far: {read}"
         return Finding(status=Status.UNKNOWN, seen=reading.problem, meaning=meaning)
     if reason := reading.skipped or reading.facts.get("skipped"):
         return Finding(status=Status.SKIPPED, seen=str(reason))
@@ -225,13 +226,13 @@ INVALID_ARGUMENT: Final = 2
 IN_USE: Final = 19
 MAX_SHOWN: Final = 4
 VANISHED: Final = GONE | {INVALID_ARGUMENT}
-"""Codes that the backend takes as "this instance is gone"."""
+"""Codes that mean for the backend: this instance no longer exists."""
 
 
 def judgement(differences: Sequence[str], seen: str, *, right: str, wrong: str, unknown: str = "") -> Finding:
-    """``differs`` with the differences, else ``cannot tell`` with ``unknown``, else ``ok``.
+    """FAIL with the differences, else UNKNOWN with ``unknown``, else OK.
 
-    ``right`` and ``wrong`` say what it means for this driver.
+    ``right`` and ``wrong`` explain the meaning for this driver.
     """
     if differences:
         return Finding(status=Status.FAIL, seen=few(differences), meaning=wrong)
@@ -241,7 +242,7 @@ def judgement(differences: Sequence[str], seen: str, *, right: str, wrong: str, 
 
 
 def few(texts: Iterable[str]) -> str:
-    """The first texts, and how many more there are."""
+    """The first texts, and the number of further ones."""
     listed = list(dict.fromkeys(texts))
     more = f"; and {len(listed) - MAX_SHOWN} more" if len(listed) > MAX_SHOWN else ""
     return "; ".join(listed[:MAX_SHOWN]) + more
@@ -275,7 +276,7 @@ def survey_gpus(survey: Facts) -> list[Facts]:
 
 
 def known(answer: Facts, allowed: Iterable[int]) -> bool:
-    """Whether the answer is a value, one of the ``allowed`` codes, or none: the binding could not even ask."""
+    """Return whether the answer is a value, one of the ``allowed`` codes, or empty: the binding lacks the function."""
     return "value" in answer or answer.get("code") in {None, *allowed}
 
 

@@ -1,4 +1,4 @@
-"""Show, check, repair and remove what this driver has on a node, for the commands ``state`` and ``cleanup``.
+"""Show, check, repair and remove this driver's state on a node, for the commands ``state`` and ``cleanup``.
 
 `repair` and `clean_up` open the claims as a node process does, and refuse while one runs.
 """

@@ -1,9 +1,9 @@
 """Remove every trace of this driver from a node: undo changes of GPUs, then remove files, sockets and mounts.
 
-It refuses, and removes nothing, while a node process or an MPS host runs, or a claim is prepared in this boot or could
-be (the journal is damaged or new, and claims have CDI files), or a change of a GPU cannot be undone.
+Refuses, and removes nothing, in these cases: a node process or an MPS host runs; a claim is prepared in this boot or
+could be (the journal is damaged or new, and claims have CDI files); a change of a GPU cannot be undone.
 
-It removes only names that a version of this driver writes, because NVIDIA's driver can share the directories. Device
+Removes only names that a version of this driver writes, because NVIDIA's driver can share the directories. Device
 nodes in /dev stay: they belong to the NVIDIA driver.
 """
 
@@ -28,7 +28,7 @@ from dra_driver.node.claims.inspection import Entry, State
 
 log = logging.getLogger(__name__)
 
-# Names in the plugin folder, as patterns. Locks come last: they keep a node process from starting meanwhile.
+# Patterns of names in the plugin directory. Locks come last: they keep a node process from starting until then.
 _REPLACED: Final = (
     "claim-names",
     "claim-status.json",
@@ -59,17 +59,17 @@ _FILES: Final = (
     "simulated-gpus.json.open",
     "simulated-usage.json",
     "simulated-usage.json.lock",
-    *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that died in `files.replace_file`
+    *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that was killed in `files.replace_file`
 )
 _FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root")
 _LOCKS: Final = ("state.db.lock", "owner-*.lock", "instances.lock", "instances.lock.next", "process.lock")
 
 Unmount = Callable[[Path], None]
-"""Unmounts what is at the path. Raises OSError."""
+"""Unmounts the path. Raises OSError."""
 
 
 class Leftover(Struct, frozen=True, kw_only=True):
-    """One trace. ``remove`` raises OSError; a trace that is gone already is success."""
+    """One trace. ``remove`` raises OSError, and succeeds if the trace no longer exists."""
 
     what: str
     path: Path
@@ -77,7 +77,7 @@ class Leftover(Struct, frozen=True, kw_only=True):
 
 
 def find_leftovers(places: Places, unmount: Unmount) -> Iterator[Leftover]:
-    """All traces in the order in which they have to be removed."""
+    """All traces in the order of removal."""
     for path in cdi_files(places):
         yield _file("CDI file", path)
     for path in socket_paths(places):
@@ -97,19 +97,19 @@ def find_leftovers(places: Places, unmount: Unmount) -> Iterator[Leftover]:
 
 
 def foreign_files(places: Places) -> tuple[Path, ...]:
-    """What is in the plugin folder and not this driver's."""
+    """Files in the plugin directory that this driver did not create."""
     sockets = {path for path in socket_paths(places) if path.parent == places.plugin}
     own = sockets.union(*(places.plugin.glob(name) for name in (*_FILES, *_FOLDERS, *_LOCKS)))
     return tuple(sorted(path for path in places.plugin.glob("*") if path not in own)) if places.plugin.is_dir() else ()
 
 
 def _memory(places: Places, unmount: Unmount) -> Iterator[Leftover]:
-    """File systems in memory of MPS daemons, their folders, and the folder of earlier versions."""
+    """File systems in memory of MPS daemons, their directories, and the directory of earlier versions."""
     for path in sorted(own_mounts()):
         if path.parent == places.run:
             yield Leftover(what="mount", path=path, remove=partial(unmount, path))
     for folder in (places.run, places.shm):
-        # /dev/shm is open to all users: a folder of that name that another user made is not this driver's.
+        # /dev/shm is writable for all users: a directory of that name by another user is not this driver's.
         if folder.is_dir() and not folder.is_symlink() and folder.stat().st_uid == os.geteuid():
             yield _folder("folder", folder)
 
@@ -123,9 +123,9 @@ def _folder(what: str, path: Path) -> Leftover:
 
 
 class Cleanup(Struct, frozen=True, kw_only=True):
-    """What was done, or would be: a sentence for each GPU change that is undone, and for each trace that is removed.
+    """The changes, done or planned: a message for each GPU change to undo, and for each trace to remove.
 
-    ``kept`` are foreign files in the plugin folder, ``problems`` what could not be removed.
+    ``kept`` are files of other programs in the plugin directory, ``problems`` traces that could not be removed.
     """
 
     undone: tuple[str, ...] = ()
@@ -137,10 +137,10 @@ class Cleanup(Struct, frozen=True, kw_only=True):
 def clean_up(
     settings: NodeSettings, places: Places, *, dry_run: bool = False, unmount: Unmount | None = None
 ) -> Cleanup:
-    """Remove everything, or say what would be removed. Raises ConfigurationError when it refuses. Repeatable."""
+    """Remove everything, or list the removals. Raises ConfigurationError if it refuses. Repeatable."""
     state = read_state(places)
     if refusals := list(_refusals(state)):
-        raise ConfigurationError(f"nothing was removed: {'; '.join(refusals)}")
+        raise ConfigurationError(f"nothing was removed: {'; '.join(refusals)}", reason="CleanupRefused")
     unmount = unmount or SystemMounts().unmount
     undone, kept = tuple(_changes(state)), foreign_files(places)
     found = tuple(f"{each.what} {each.path}" for each in find_leftovers(places, unmount))
@@ -151,17 +151,19 @@ def clean_up(
         if state.journal.path.exists() or state.backups:
             with stopped_node(settings) as claims:
                 _undo(claims)
-        with no_mps_host(places.mps):  # one may have started since the look
+        with no_mps_host(places.mps):  # one may have started since the check
             removed, problems = _remove(find_leftovers(places, unmount))
     return Cleanup(undone=undone, removed=removed, kept=kept, problems=problems)
 
 
 def _make_folder(path: Path) -> None:
-    """For the lock that keeps a node process from starting, where a person has removed the folder."""
+    """Create the directory of the lock against a starting node process, if an administrator removed it."""
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
-        raise ConfigurationError(f"nothing was removed: cannot create {path}: {error.strerror}") from error
+        raise ConfigurationError(
+            f"nothing was removed: cannot create {path}: {error.strerror}", reason="NoLock"
+        ) from error
 
 
 def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -170,7 +172,7 @@ def _remove(leftovers: Iterable[Leftover]) -> tuple[tuple[str, ...], tuple[str, 
         try:
             each.remove()
         except OSError as error:
-            problems.append(f"{each.what} {each.path} cannot be removed: {error.strerror or error}")
+            problems.append(f"cannot remove {each.what} {each.path}: {error.strerror or error}")
         else:
             removed.append(f"{each.what} {each.path}")
     return tuple(removed), tuple(problems)
@@ -188,8 +190,8 @@ def _refusals(state: NodeState) -> Iterator[str]:
     if (content is None or content.rebuild_pending) and state.cdi.claims:
         seen = state.journal.problem or "the journal is missing or new"
         yield (
-            f"{seen}, and {len(state.cdi.claims)} claims have CDI files, so it is not known what is prepared: start "
-            "the node process again, delete the pods with GPUs, and try again"
+            f"{seen}, and {len(state.cdi.claims)} claims have CDI files, so prepared claims are unknown: start the "
+            "node process again, delete the pods with GPUs, and retry"
         )
     held = [entry for entry in (content.entries if content else ()) if not state.is_of_earlier_boot(entry)]
     if held:
@@ -198,7 +200,7 @@ def _refusals(state: NodeState) -> Iterator[str]:
 
 def _prepared(held: Sequence[Entry]) -> str:
     names = listed([f"{entry.ref.namespace}/{entry.ref.name}" for entry in held], 5)
-    states = "prepared" if all(entry.state is State.PREPARED for entry in held) else "prepared or in work"
+    states = "prepared" if all(entry.state is State.PREPARED for entry in held) else "prepared or in progress"
     advice = "delete their pods while the node process runs, or drain the node"
     return f"claims are {states}: {names}; {advice}"
 
@@ -214,11 +216,11 @@ def _changes(state: NodeState) -> Iterator[str]:
 
 
 def _undo(claims: Claims) -> None:
-    """Restore GPUs. Raises ConfigurationError when something stays that only the journal knows."""
+    """Restore GPUs. Raises ConfigurationError if a change remains that only the journal records."""
     problems = list(claims.service.recover().problems)
     claims.service.reclaim_orphans()
     if held := claims.journal.entries():
-        raise ConfigurationError(f"no file was removed: {_prepared(held)}")
+        raise ConfigurationError(f"no file was removed: {_prepared(held)}", reason="ClaimsPrepared")
     left = [f"{', '.join(sorted(keys))} of GPU {gpu}" for gpu, keys in sorted(claims.journal.noted_gpus().items())]
     left += [f"partition {orphan.partition.id}" for orphan in claims.journal.orphaned_partitions()]
     if left or claims.service.rebuild_pending:
@@ -226,5 +228,6 @@ def _undo(claims: Claims) -> None:
         raise ConfigurationError(
             f"no file was removed, because the driver's changes cannot be undone now: "
             f"{', '.join(left) or 'the journal is new'}: "
-            f"{why}; make the NVIDIA driver work and end what uses the GPUs, then try again"
+            f"{why}; make the NVIDIA driver work, end all programs that use the GPUs, and retry",
+            reason="ChangesNotUndone",
         )

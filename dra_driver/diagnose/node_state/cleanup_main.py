@@ -1,4 +1,4 @@
-"""``dra-driver cleanup``: removes every trace of an uninstalled driver from a node."""
+"""``dra-driver cleanup``: remove every trace of an uninstalled driver from a node."""
 
 import argparse
 import logging
@@ -7,21 +7,21 @@ from typing import Final
 from dra_driver.diagnose.node_settings import add_flags, load_settings
 
 DESCRIPTION: Final = """\
-Remove everything that this driver has on the node: undo its changes of GPUs (MIG instances that it created, MIG mode,
-compute mode, time slices), then remove its CDI files, sockets, file systems in memory and its folder. Files of other
-programs stay. It refuses, and removes nothing, while a node process or an MPS host runs or a claim is prepared. It runs
+Remove all state of this driver from the node: undo its changes of GPUs (MIG instances that it created, MIG mode,
+compute mode, time slices), then remove its CDI files, sockets, file systems in memory and its directory. Files of other
+programs stay. It refuses, and removes nothing, while a node process or an MPS host runs or a claim is prepared. Run it
 as root on the node, see docs/operations.md.
 """
 EPILOG: Final = "exit status: 0 everything is removed, 1 something stays, 2 wrong usage, or it refused."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be undone and removed")
+    parser.add_argument("--dry-run", action="store_true", help="only list the changes to undo and the files to remove")
     add_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what was removed; returns the exit status. Raises ConfigurationError when it refuses."""
+    """Print the removals and return the exit status. Raises ConfigurationError if it refuses."""
     from dra_driver.diagnose.node_state import clean_up
 
     logging.basicConfig(level=logging.ERROR, format="%(message)s")

@@ -1,4 +1,4 @@
-"""``dra-driver state``: shows and checks what the driver has on a node, and repairs it on request."""
+"""``dra-driver state``: show and check the driver's state on a node, and repair it on request."""
 
 import argparse
 import json
@@ -13,20 +13,20 @@ if TYPE_CHECKING:
     from dra_driver.diagnose.node_state import NodeState
 
 DESCRIPTION: Final = """\
-Show what this driver has on the node (journal, CDI files, GPU state backups, MPS daemons, sockets, health) and say what
-disagrees. It changes nothing and works while a node process runs and while none does; it reads no GPU unless --hardware
-is given, which opens NVML for a moment.
+Show this driver's state on the node (journal, CDI files, GPU state backups, MPS daemons, sockets, health) and report
+contradictions. It changes nothing, and a node process may run. It reads GPUs only with --hardware, which opens NVML
+briefly.
 
-With --repair, on a node where no node process runs, it takes the steps that a start of one takes. While one runs it
-refuses: that one repairs by itself. In the pod:
+With --repair it takes the same steps as the start of a node process. It refuses while a node process runs, because
+that process repairs its state automatically. In the pod:
   kubectl -n dra-driver exec ds/dra-driver-node -- dra-driver state
 """
-EPILOG: Final = "exit status: 0 nothing disagrees, 1 something does, 2 wrong usage, or --repair was refused."
+EPILOG: Final = "exit status: 0 no contradiction, 1 a contradiction, 2 wrong usage, or --repair was refused."
 HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--hardware", action="store_true", help="compare with the GPUs, too")
+    parser.add_argument("--hardware", action="store_true", help="also compare with the GPUs")
     parser.add_argument("--repair", action="store_true", help="repair first, then show")
     parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")
     add_flags(parser)
@@ -67,7 +67,7 @@ def _text(state: "NodeState", found: "tuple[Finding, ...]", left: tuple[str, ...
         yield f"\n{kind}: {finding.object}: {finding.seen}\n  {finding.fix}"
     yield "" if not found else "\n" + _counted(found)
     if not found:
-        yield "nothing disagrees"
+        yield "no contradictions"
 
 
 def _summary(state: "NodeState") -> dict[str, str]:
@@ -96,7 +96,7 @@ def _summary(state: "NodeState") -> dict[str, str]:
 
 def _host(state: "NodeState") -> str:
     if state.mps.host_problem is None:
-        return "host works"
+        return "host is ready"
     return "host hangs" if state.mps.host_lives else "no host"
 
 
@@ -111,8 +111,8 @@ def _changes(state: "NodeState") -> str:
 
 def _counted(found: "tuple[Finding, ...]") -> str:
     problems = sum(_is_problem(finding) for finding in found)
-    remarks = len(found) - problems
-    return f"{problems} problem{'' if problems == 1 else 's'}, {remarks} remark{'' if remarks == 1 else 's'}"
+    notes = len(found) - problems
+    return f"{problems} problem{'' if problems == 1 else 's'}, {notes} note{'' if notes == 1 else 's'}"
 
 
 def _claims(state: "NodeState") -> Iterator[dict[str, Any]]:

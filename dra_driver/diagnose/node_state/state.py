@@ -1,4 +1,4 @@
-"""State of this driver on a node: its files, sockets and mounts, and their contents. Reading changes nothing."""
+"""Read this driver's state on a node: its files, sockets and mounts, and their contents. Changes nothing."""
 
 import json
 import os
@@ -32,7 +32,7 @@ from dra_driver.node.process.sockets import is_served
 
 
 class Places(Struct, frozen=True, kw_only=True):
-    """The folders as this process sees them. ``run`` and ``shm`` are of the MPS host."""
+    """The directories as this process sees them. ``run`` and ``shm`` belong to the MPS host."""
 
     driver: str
     plugin: Path
@@ -70,7 +70,7 @@ class Places(Struct, frozen=True, kw_only=True):
 
 
 class JournalState(Struct, frozen=True, kw_only=True):
-    """``problem`` is a sentence when it cannot be read; ``content`` is None then, and when there is none."""
+    """``problem`` is the reason why it is unreadable; ``content`` is None then, and if it does not exist."""
 
     path: Path
     content: JournalContent | None = None
@@ -80,7 +80,7 @@ class JournalState(Struct, frozen=True, kw_only=True):
 
 
 class CdiState(Struct, frozen=True, kw_only=True):
-    """CDI files of this driver. ``problems`` has a sentence for each file that no container runtime would load."""
+    """CDI files of this driver. ``problems`` has a message for each file that no container runtime would load."""
 
     folder: Path
     base: bool = False
@@ -89,7 +89,7 @@ class CdiState(Struct, frozen=True, kw_only=True):
 
 
 class DaemonState(Struct, frozen=True, kw_only=True):
-    """An MPS daemon's folder. ``status`` is that of the host, "released" until its release is complete, or ""."""
+    """An MPS daemon's directory. ``status`` is that of the host, "released" until its release is complete, or ""."""
 
     id: str
     wanted: bool
@@ -98,7 +98,7 @@ class DaemonState(Struct, frozen=True, kw_only=True):
 
 
 class MpsState(Struct, frozen=True, kw_only=True):
-    """``host_problem`` is None while an MPS host works; one that hangs has a problem and lives.
+    """``host_problem`` is None while an MPS host works; a host that hangs has a problem and ``host_lives``.
 
     ``mounts`` are this driver's file systems in memory, by id.
     """
@@ -117,10 +117,9 @@ class SocketState(Struct, frozen=True, kw_only=True):
 
 
 class NodeState(Struct, frozen=True, kw_only=True):
-    """Everything. ``runs`` are the ids of node processes that are alive, ``boot_id`` "" when unknown.
+    """``runs`` are the ids of running node processes, ``boot_id`` is "" if unknown.
 
-    ``gpus`` is None when the hardware was not read, else it has what was found by UUID; ``hardware_problem`` says why
-    it could not be read.
+    ``gpus`` are GPUs by UUID, None if the hardware was not read; ``hardware_problem`` is the error of reading it.
     """
 
     plugin: Path
@@ -140,22 +139,22 @@ class NodeState(Struct, frozen=True, kw_only=True):
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """Those of the journal; none where it cannot be read."""
+        """The entries of the journal; none if it is unreadable."""
         return self.journal.content.entries if self.journal.content is not None else ()
 
     def is_of_earlier_boot(self, entry: Entry) -> bool:
-        """Whether no container of the claim can run: none outlives a reboot."""
+        """Return whether a reboot has ended all containers of the claim."""
         return bool(self.boot_id) and entry.boot_id not in ("", self.boot_id)
 
 
 _MAX_FILE: Final = 8 * 2**20
 
 Look = Callable[[], Snapshot]
-"""Reads the GPUs. Raises HardwareError."""
+"""Read the GPUs. Raises HardwareError."""
 
 
 def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
-    """Everything; GPUs only with ``hardware``. Raises nothing of the `DraError` tree: problems are in the state."""
+    """Read all state; GPUs only with ``hardware``. Raises no `DraError`: problems are in the state."""
     runs = living_runs(places.plugin)
     journal = _journal(places, in_use=bool(runs))
     cdi = _cdi(places)
@@ -227,18 +226,18 @@ def _cdi_problem(names: CdiNames, path: Path) -> str | None:
     found, problem = _json(path)
     if problem is None and (found or {}).get("kind") == kind and isinstance((found or {}).get("devices"), list):
         return None
-    return f"{path} is no CDI file of kind {kind}: {problem or 'another kind, or no devices'}"
+    return f"{path} is not a CDI file of kind {kind}: {problem or 'another kind, or no devices'}"
 
 
 def _health(path: Path) -> tuple[int | None, str | None]:
-    """The number of GPUs with faults that are saved, and why they cannot be read; neither without a file."""
+    """The number of GPUs with saved faults, and the read error; both None if the file does not exist."""
     if not path.exists():
         return None, None
     found, problem = _json(path)
     gpus = (found or {}).get("gpus")
     if isinstance(gpus, dict):
         return len(gpus), problem
-    return None, problem or f"{path} does not tell the faults of GPUs"
+    return None, problem or f"{path} does not contain the faults of GPUs"
 
 
 def _mps(places: Places) -> MpsState:
@@ -265,16 +264,16 @@ def _gpus(hardware: Look | None) -> tuple[Mapping[str, Gpu] | None, str | None]:
     try:
         return {gpu.uuid: gpu for gpu in hardware().gpus}, None
     except DraError as error:
-        return None, f"the GPUs cannot be read: {error}"
+        return None, f"cannot read the GPUs: {error}"
 
 
 def _json(path: Path) -> tuple[dict[str, object] | None, str | None]:
-    """The object in a file, or why there is none."""
+    """The object in a file, or the error."""
     try:
         with path.open("rb") as file:
             found = json.loads(file.read(_MAX_FILE))
     except OSError as error:
-        return None, f"{path} cannot be read: {error.strerror}"
+        return None, f"cannot read {path}: {error.strerror}"
     except (ValueError, RecursionError):
         return None, f"{path} is not JSON"
     return (found, None) if isinstance(found, dict) else (None, f"{path} has no object")

@@ -1,6 +1,6 @@
-"""Open a node's claims as a node process does, on a node where none runs: for repair and cleanup.
+"""Open a node's claims as a node process does, while none runs: for repair and cleanup.
 
-The caller holds the lock of the node process (`no_node_process`); one that starts meanwhile exits with status 2.
+The caller holds the lock of the node process (`no_node_process`); a node process that starts now exits with status 2.
 """
 
 import os
@@ -26,14 +26,14 @@ from dra_driver.node.process.hardware import HostDeviceNodes, OwnedBackend
 from dra_driver.node.process.node_claims import open_node_claims, open_provider
 
 LOOK_S: Final = 15.0
-"""The first read of the GPUs in a session; without a driver it fails at once."""
+"""The first read of the GPUs in a session; without a driver it fails immediately."""
 PROBE_S: Final = 0.1
-"""A process that only looks whether an MPS host runs has its lock for a moment."""
+"""A process that only checks whether an MPS host runs holds its lock briefly."""
 
 
 @contextmanager
 def no_node_process(plugin_dir: Path) -> Iterator[None]:
-    """Keeps a node process from starting. Raises ConfigurationError when one runs."""
+    """Keep a node process from starting. Raises ConfigurationError if one runs."""
     lock = preflight.ProcessLock(plugin_dir, shared=False)
     lock.acquire()
     try:
@@ -44,8 +44,8 @@ def no_node_process(plugin_dir: Path) -> Iterator[None]:
 
 @contextmanager
 def no_mps_host(folder: Path) -> Iterator[None]:
-    """Keeps an MPS host from starting that would use ``folder``, where one has run. Raises ConfigurationError when one
-    runs. The claims must not be worked on meanwhile: they see a host that does not answer."""
+    """Keep an MPS host that would use ``folder`` from starting, if one has run. Raises ConfigurationError if one runs.
+    The caller must not use the claims in this context: they see a host that does not answer."""
     path = MpsFolders(folder).lock
     try:
         lock = lock_file(path, timeout_s=PROBE_S, create_mode=None)
@@ -55,10 +55,14 @@ def no_mps_host(folder: Path) -> Iterator[None]:
     except BlockingIOError as error:
         raise ConfigurationError(
             f"no file was removed: an MPS host runs on this node ({path} is locked); delete the DaemonSet "
-            "dra-driver-mps-host first"
+            "dra-driver-mps-host first",
+            reason="MpsHostRuns",
+            path=path,
         ) from error
     except OSError as error:
-        raise ConfigurationError(f"no file was removed: cannot lock {path}: {error.strerror or error}") from error
+        raise ConfigurationError(
+            f"no file was removed: cannot lock {path}: {error.strerror or error}", reason="NoLock"
+        ) from error
     try:
         yield
     finally:
@@ -67,7 +71,7 @@ def no_mps_host(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
-    """The claims of the node. Raises ConfigurationError when the journal cannot be opened."""
+    """The claims of the node. Raises ConfigurationError if the journal cannot be opened."""
     plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
     with ExitStack() as stack:
         found = hardware.choose(settings, plugin_dir)
@@ -97,7 +101,7 @@ def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
 
 
 def look_at_hardware(settings: NodeSettings) -> Callable[[], Snapshot]:
-    """A function that reads the GPUs once, in a session of its own."""
+    """A function that reads the GPUs once, in a separate session."""
     plugin_dir = Path(settings.kubelet_plugins_dir) / settings.driver_name
 
     def look() -> Snapshot:
@@ -119,7 +123,7 @@ def _api(kubeconfig: str | None) -> BoundedGetter:
 
 
 class _NoApi:
-    """Only a journal that has to be rebuilt needs the API server."""
+    """Stand-in for the API server, which only a journal rebuild needs."""
 
     def __init__(self, reason: str) -> None:
         self._error = ApiUnreachableError(reason)
@@ -143,16 +147,16 @@ class _NoApi:
 
 
 RUNNING = (
-    "a node process runs on this node, and repairs its state by itself: files within seconds, GPU settings within "
-    "30 s, the rest within ten minutes or at its restart; look again then, or stop it first"
+    "a node process runs on this node, and repairs its state automatically: files within seconds, GPU settings within "
+    "30 s, the rest within ten minutes or at its restart; check again then, or stop it first"
 )
 
 
 def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
-    """Make journal, files and hardware agree; returns sentences about what could not be repaired.
+    """Make journal, files and hardware agree; return messages about the rest.
 
-    A damaged journal is kept aside and rebuilt. Prepared claims stay prepared. Raises ConfigurationError while a node
-    process runs, or when the folder does not exist.
+    Keeps a copy of a damaged journal and rebuilds it. Prepared claims stay prepared. Raises ConfigurationError while a
+    node process runs, or if the directory does not exist.
     """
     refuse_while_running(places)
     problems: list[str] = []
@@ -161,7 +165,7 @@ def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
         try:
             claims.service.reclaim_orphans()
             if claims.service.rebuild_pending:
-                problems.append("the journal is not completely rebuilt: a node process goes on with it")
+                problems.append("the journal is not completely rebuilt: a node process will continue the rebuild")
         except DraError as error:
             problems.append(str(error))
     return tuple(dict.fromkeys(problems))
@@ -170,6 +174,6 @@ def repair(settings: NodeSettings, places: Places) -> tuple[str, ...]:
 def refuse_while_running(places: Places) -> None:
     """Raises ConfigurationError."""
     if not places.plugin.is_dir():
-        raise ConfigurationError(f"{places.plugin} does not exist: there is nothing to repair")
+        raise ConfigurationError(f"{places.plugin} does not exist: cannot repair it", reason="NoDirectory")
     if read_state(places).runs:
-        raise ConfigurationError(RUNNING)
+        raise ConfigurationError(RUNNING, reason="NodeProcessRuns")

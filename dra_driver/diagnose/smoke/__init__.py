@@ -1,4 +1,4 @@
-"""Tries on nodes whether a pod gets the device that its claim was allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
+"""Test whether pods on nodes get the devices that their claims were allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
 
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import FORMS, WORDS, SmokeOptions, SmokeReport, TryKind, TryResult, to_wire

@@ -1,4 +1,4 @@
-"""One try: create the Job and its claim, follow and judge the pod to its end, and delete everything again."""
+"""Run one attempt: create the Job and its claim, follow and check the pod to its end, and delete everything again."""
 
 import threading
 import time
@@ -27,14 +27,14 @@ from dra_driver.kube.published.listing import UNKNOWN, Devices, described_device
 from dra_driver.kube.state import Wire
 
 STEP_S: Final = 0.5
-"""Between two looks at a pod; less in the first seconds."""
+"""Interval of pod polls; shorter in the first seconds."""
 _FIRST_STEP_S: Final = 0.1
 RELEASE_S: Final = 60.0
-"""How long a claim may take to be given back after its pod has ended."""
+"""Time limit for the release of a claim after its pod has ended."""
 _NO_POD_S: Final = 10.0
-"""After this the Job's events are read for the reason."""
+"""After this, the attempt reads the Job's events for the cause."""
 _BAD_ANSWERS: Final = 5
-"""Failed looks in a row before the try fails."""
+"""Failed polls in a row before the attempt fails."""
 _HOPELESS: Final = {
     "ImagePullBackOff": Layer.IMAGE,
     "ErrImageNeverPull": Layer.IMAGE,
@@ -43,14 +43,15 @@ _HOPELESS: Final = {
     "CreateContainerError": Layer.CONTAINER,
     "RunContainerError": Layer.CONTAINER,
 }
-"""Reasons of a waiting container that do not end by waiting (kubernetes/kubernetes pkg/kubelet/images, kuberuntime)."""
+"""Reasons of a waiting container that waiting does not resolve (kubernetes/kubernetes pkg/kubelet/images, kuberuntime).
+"""
 _PREPARE_EVENTS: Final = frozenset({"FailedPrepareDynamicResources", "FailedToPrepareDynamicResources"})
 _LONGEST: Final = 400
 _MOST_LINES: Final = 10
 
 
 class TryProblem(NamedTuple):
-    """Why a try fails: the layer, and a phrase."""
+    """The cause of a failed attempt: the layer, and a phrase."""
 
     layer: Layer
     message: str
@@ -67,7 +68,8 @@ class SmokeApi(Protocol):
 
 
 class TryTask(Struct, frozen=True, kw_only=True):
-    """What to try. ``name`` is that of Job and claim; ``spec`` the claim's; ``slices`` describe the node's devices."""
+    """The device to test. ``name`` is that of Job and claim; ``spec`` the claim's; ``slices`` describe the node's
+    devices."""
 
     name: str
     node: str
@@ -77,9 +79,9 @@ class TryTask(Struct, frozen=True, kw_only=True):
 
 
 class Tools(Struct, frozen=True, kw_only=True):
-    """Shared by all tries of a run. ``allocated`` returns the allocation results that a claim of this name has or had:
-    it is deallocated when its pod ends. ``fit`` asks with a fresh state whether the task's pod would be placed.
-    ``stopping`` ends polls of a pod, ``sleep`` pauses between polls of objects that are being deleted."""
+    """Shared by all attempts of a run. ``allocated`` returns the present or past allocation results of the claim of
+    this name: it is deallocated when its pod ends. ``fit`` checks with fresh state whether the task's pod would be
+    placed. ``stopping`` ends polls of a pod, ``sleep`` pauses between polls of objects that are being deleted."""
 
     api: SmokeApi
     run: str
@@ -92,7 +94,7 @@ class Tools(Struct, frozen=True, kw_only=True):
 
 
 class Attempt:
-    """One try. Used once, by one thread."""
+    """One attempt. Used once, by one thread."""
 
     def __init__(self, tools: Tools, task: TryTask) -> None:
         self._tools, self._task = tools, task
@@ -102,7 +104,7 @@ class Attempt:
         self.left: list[str] = []
 
     def result(self) -> TryResult:
-        """Runs the try. Objects that could not be deleted are in ``left`` afterwards."""
+        """Run the attempt. Lists objects that it could not delete in ``left``."""
         begin = self._tools.clock()
         try:
             found = self._created() or self._followed(begin)
@@ -117,10 +119,10 @@ class Attempt:
             found = replace(found, finding=self._failed(*release).finding)
         return replace(found, seconds=self._tools.clock() - begin)
 
-    # --- creating ---
+    # --- create ---
 
     def _created(self) -> TryResult | None:
-        """None when both objects are there."""
+        """None when both objects exist."""
         tools, task = self._tools, self._task
         body = job(task.name, tools.run, task.node, tools.settings)
         try:
@@ -128,12 +130,12 @@ class Attempt:
             self._api.create(paths.resource_claims(self._namespace), claim(owner, tools.run, task.spec))
         except (ForbiddenError, InvalidObjectError) as error:  # quota, admission
             return self._failed(Layer.WORKLOAD, str(error))
-        except NotFoundError:  # `check_namespace` may not look at namespaces with every user's rights
+        except NotFoundError:  # `check_namespace` needs a permission that some users lack
             gone = f"namespace {self._namespace} does not exist: name one with -n"
             return self._failed(Layer.WORKLOAD, gone)
         return None
 
-    # --- following ---
+    # --- follow ---
 
     def _followed(self, begin: float) -> TryResult:
         tools, bad, waited_s = self._tools, 0, 0.0
@@ -152,7 +154,7 @@ class Attempt:
         return self._not_tried("interrupted")
 
     def _looked(self, waited_s: float, *, late: bool) -> TryResult | None:
-        """None while the pod is on its way."""
+        """None while the pod makes progress."""
         pod = self._pod()
         if pod is None:
             return self._no_pod(late=late) if late or waited_s > _NO_POD_S else None
@@ -174,17 +176,19 @@ class Attempt:
         try:
             owner = self._api.get(self._job)
         except NotFoundError:
-            message = "the Job was deleted by another client, or lived longer than its deadline"
+            message = "another client deleted the Job, or its deadline has passed"
             return self._failed(Layer.WORKLOAD, message)
         events = self._events(owner["metadata"]["uid"])
         if not events and not late:
             return None
-        said = f"{events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else "no event says why"
+        said = (
+            f"{events[0].get('reason')}: {shortened(events[0].get('message'))}" if events else "no event has a reason"
+        )
         return self._failed(Layer.WORKLOAD, f"the Job has no pod: {said}")
 
     def _ended(self, pod: Wire) -> TryResult:
         log = ""
-        with suppress(NotFoundError, InvalidObjectError):  # a container that was never created has no log
+        with suppress(NotFoundError, InvalidObjectError):  # a container that was not created has no log
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
         good = TryResult(node=self._task.node, kind=self._task.kind, finding=ok(""))
@@ -193,24 +197,24 @@ class Attempt:
     def _pending(self, pod: Wire, waited_s: float) -> TryResult:
         fit = self._tools.fit(self._task)
         if fit.busy:
-            return self._not_tried(f"{fit.busy}, since this command began")
-        said = unscheduled_message(pod) or "nothing: is it running?"
+            return self._not_tried(f"{fit.busy}, since this command started")
+        said = unscheduled_message(pod) or "nothing: check that it runs"
         answer = fit.answer or "explain finds that it fits"
-        message = f"the pod is pending after {waited_s:.0f} s: {answer}; the scheduler says {said}"
+        message = f"the pod is pending after {waited_s:.0f} s: {answer}; the scheduler reports {said}"
         return self._failed(Layer.SCHEDULING, message)
 
     def _events(self, uid: str) -> list[Wire]:
-        """Warnings about an object, newest first; none where the user may not list events."""
+        """Warnings about an object, newest first; none without permission to list events."""
         try:
             query = {"fieldSelector": f"involvedObject.uid={uid}"}
             return newest_first(self._api.list(paths.events(self._namespace), query)["items"])
         except (ForbiddenError, NotFoundError):
             return []
 
-    # --- removing ---
+    # --- remove ---
 
     def _removed(self, patience_s: float) -> TryProblem | None:
-        """Deletes pod, Job and claim, and waits until the node has given the device back."""
+        """Delete pod, Job and claim, and wait until the node has released the device."""
         if not self._deleted():
             return None
         tools = self._tools
@@ -219,13 +223,13 @@ class Attempt:
         while remaining := self._remaining():
             if tools.clock() > until:
                 self.left += remaining
-                message = f"{' and '.join(remaining)}: still there {patience_s:.0f} s after deletion"
+                message = f"{' and '.join(remaining)}: still exists {patience_s:.0f} s after deletion"
                 return TryProblem(Layer.RELEASE, message)
             tools.sleep(_pause_s(tools.clock() - begin))
         return None
 
     def _deleted(self) -> bool:
-        """Deletes Job and claim; what cannot be deleted is noted, and goes by the Job's deadline."""
+        """Delete Job and claim. Records objects that it cannot delete; the Job's deadline ends them."""
         done = True
         for path, what in ((self._job, "job"), (self._claim, "resourceclaim")):
             try:
@@ -248,7 +252,7 @@ class Attempt:
             return [f"unknown ({error})"]
         return found
 
-    # --- the result ---
+    # --- result ---
 
     def _failed(self, layer: Layer, message: str) -> TryResult:
         return TryResult.failed(self._task.node, self._task.kind, layer, message)
@@ -262,7 +266,7 @@ def _pause_s(waited_s: float) -> float:
 
 
 def is_over(pod: Wire) -> bool:
-    """Whether the container has ended, so that its log is complete."""
+    """Return whether the container has ended, so that its log is complete."""
     return _status(pod).get("phase") in {"Succeeded", "Failed"} or "terminated" in _state(pod)
 
 
@@ -271,7 +275,7 @@ def is_placed(pod: Wire) -> bool:
 
 
 def hopeless(pod: Wire) -> TryProblem | None:
-    """Why the container can never start, None while it may."""
+    """The reason why the container can never start, None while it can."""
     waiting = _state(pod).get("waiting") or {}
     layer = _HOPELESS.get(str(waiting.get("reason")))
     if layer is None:
@@ -280,7 +284,7 @@ def hopeless(pod: Wire) -> TryProblem | None:
 
 
 def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], slices: Iterable[Wire]) -> TryResult:
-    """The container's list beside the allocation. ``results`` are those of the claim's allocation."""
+    """Compare the container's list with the allocation. ``results`` come from the claim's allocation."""
     allocated, observed = described_devices(results, slices), observed_devices(log)
     problem = _problem(pod, results, allocated, observed)
     return replace(
@@ -294,7 +298,7 @@ def compared(tried: TryResult, pod: Wire, log: str, results: Sequence[Wire], sli
 
 
 def stuck(pod: Wire, events: Sequence[Wire], waited_s: float) -> TryProblem:
-    """Why a pod that has a node did not get so far in time, from its newest events."""
+    """The reason why a pod with a node is late, from its newest events."""
     for event in events:
         if event.get("reason") in _PREPARE_EVENTS:
             return TryProblem(Layer.PREPARE, shortened(event.get("message")))
@@ -312,14 +316,14 @@ def newest_first(events: Iterable[Wire]) -> list[Wire]:
 
 
 def unscheduled_message(pod: Wire) -> str:
-    """What the scheduler says of a pod without a node."""
+    """The scheduler's message about a pod without a node."""
     conditions = _status(pod).get("conditions") or ()
     said = (item.get("message") for item in conditions if item.get("type") == "PodScheduled")
     return shortened(next(said, ""))
 
 
 def shortened(text: object) -> str:
-    """Text of others: on one line, printable, and of bounded length."""
+    """Text of other programs: on one line, printable, and of bounded length."""
     return one_line(str(text or ""), _LONGEST)
 
 
@@ -332,8 +336,8 @@ def _problem(pod: Wire, results: Sequence[Wire], allocated: Devices, observed: D
         said = shortened(f"{_status(pod).get('reason')} {_status(pod).get('message')}")
         return TryProblem(Layer.CONTAINER, f"the pod failed: {said}")
     if not results or UNKNOWN in (*allocated.gpus, *allocated.parents):
-        what = "the claim's allocation was not seen" if not results else "no ResourceSlice describes the device"
-        return TryProblem(Layer.SLICES, f"{what}, so nothing can be compared")
+        what = "the claim's allocation is unknown" if not results else "no ResourceSlice describes the device"
+        return TryProblem(Layer.SLICES, f"{what}, so the container's devices cannot be checked")
     if not observed.listed:
         return TryProblem(
             Layer.CONTAINER,

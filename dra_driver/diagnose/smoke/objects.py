@@ -1,7 +1,7 @@
-"""Objects of a smoke test: for each try a Job of one pod, and a claim that the Job owns. No I/O.
+"""Define the objects of a smoke test: for each attempt a Job of one pod, and a claim that the Job owns. No I/O.
 
-The Job ends by its deadline and Kubernetes deletes it seconds later with its pod and claim, also after a SIGKILL of the
-command. The Job is created before the claim that names it as owner; the scheduler does not place its pod until then.
+Kubernetes ends the Job at its deadline and deletes it seconds later with its pod and claim, also after a SIGKILL of the
+command. The Job is created before the claim that names it as owner; the scheduler places its pod only after both.
 Source: pkg/controller/job, pkg/controller/ttlafterfinished and pkg/controller/garbagecollector of kubernetes.
 
 The pod meets the Pod Security Standard "restricted". Node affinity instead of ``nodeName`` binds it to its node: only
@@ -21,14 +21,14 @@ RUN_LABEL: Final = "gpu.dra-driver.io/smoke-run"
 """Label of every object of a smoke test; its value is the id of the run."""
 CONTAINER: Final = "nvidia-smi"
 DEADLINE_AFTER_S: Final = 30
-"""How long the Job may live after the command has stopped waiting for it, in seconds."""
+"""Lifetime of the Job after the command has stopped waiting for it, in seconds."""
 TTL_S: Final = 10
-"""From the Job's end to its deletion by Kubernetes, in seconds."""
+"""Time between the Job's end and its deletion by Kubernetes, in seconds."""
 _OTHER_USER: Final = 65532
 
 
 class PodSettings(Struct, frozen=True, kw_only=True):
-    """How the pods run. ``user`` is the numeric user, None to leave it to the cluster (as OpenShift wants it)."""
+    """Settings of the pods. ``user`` is the numeric user, None for the cluster's default (needed by OpenShift)."""
 
     namespace: str
     image: str
@@ -54,7 +54,7 @@ def job(name: str, run: str, node: str, settings: PodSettings) -> Wire:
 
 
 def claim(owner: Wire, run: str, spec: Wire) -> Wire:
-    """The claim of a Job as the API server has stored it."""
+    """The claim of a Job that the API server has stored."""
     metadata = owner["metadata"]
     reference = {"apiVersion": "batch/v1", "kind": "Job", "name": metadata["name"], "uid": metadata["uid"]}
     return {
@@ -71,13 +71,13 @@ def claim(owner: Wire, run: str, spec: Wire) -> Wire:
 
 
 def pod_of(body: Wire) -> Wire:
-    """The pod that a Job's controller would make, to ask beforehand whether it would fit."""
+    """The pod that a Job's controller would create, to check beforehand whether it fits."""
     metadata = {key: body["metadata"][key] for key in ("name", "namespace", "labels")}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": body["spec"]["template"]["spec"]}
 
 
 def labels_of(run: str) -> dict[str, str]:
-    """Labels of all objects of a run; not those of a DaemonSet's selector, which would take the pods for its own."""
+    """Labels of all objects of a run; they do not match a DaemonSet's selector, so no controller adopts the pods."""
     return {"app.kubernetes.io/name": "dra-driver", "app.kubernetes.io/component": "smoke", RUN_LABEL: run}
 
 

@@ -1,6 +1,6 @@
-"""A cluster as a smoke test asks it, and its plan: which nodes publish what, what is free, which kinds are tried where.
+"""Index a cluster for a smoke test, and plan it: the devices of each node, free devices, and the attempts per node.
 
-No I/O. The caller hands in the function of `kubectl dra explain` that answers whether a device is free.
+No I/O. The caller provides the function of `kubectl dra explain` that finds whether a device is free.
 """
 
 from collections import defaultdict
@@ -16,16 +16,16 @@ from dra_driver.diagnose.smoke.report import Form, SmokeOptions, TryKind, TryRes
 from dra_driver.kube.state import ClusterState, Wire
 
 FIELDS: Final = ("nodes", "pods", "claims", "classes", "slices", "taint_rules")
-"""What is read of a cluster."""
+"""Objects to read of a cluster."""
 PRESENT_LABEL: Final = "nvidia.com/gpu.present"
-"""Label of nodes with GPUs, by which the DaemonSet chooses its nodes."""
+"""Label of nodes with GPUs, which the DaemonSet selects."""
 
 _ROOMY: Final = {"cpu": "1k", "memory": "1Ti", "pods": "1k"}
-"""Of a node that the user may not read: the scheduler will say what it lacks."""
+"""For a node that the user has no permission to read: the scheduler will report its problem."""
 
 
 class ClusterView:
-    """One state, indexed by node. Slices of older generations of a pool are left out, as the scheduler does."""
+    """One state, indexed by node. Like the scheduler, ignores slices of older generations of a pool."""
 
     def __init__(self, state: ClusterState, driver: str) -> None:
         self._state, self.driver = state, driver
@@ -44,7 +44,7 @@ class ClusterView:
                 self._claims[pool].append(claim)
 
     def nodes(self) -> list[str]:
-        """Nodes that publish devices, and those that have the label of GPU nodes and should."""
+        """Nodes that publish devices, and those with the label of GPU nodes, which should."""
         labelled = {
             name
             for name, item in self._nodes.items()
@@ -53,7 +53,7 @@ class ClusterView:
         return sorted({name for name, items in self._slices.items() if items} | labelled)
 
     def knows(self, node: str) -> bool:
-        """Whether there is such a node, as far as nodes can be read."""
+        """Return whether the node exists; True if nodes are unreadable."""
         return node in self._nodes or not self._state.nodes or bool(self._slices.get(node))
 
     def kinds(self, node: str, forms: Sequence[Form]) -> dict[TryKind, Wire]:
@@ -65,7 +65,7 @@ class ClusterView:
         return self._slices.get(node, ())
 
     def is_ready(self, node: str) -> bool:
-        """False when the Node object says that it is not ready."""
+        """False if the Node object is not ready."""
         conditions = ((self._nodes.get(node) or {}).get("status") or {}).get("conditions") or ()
         return next((item.get("status") for item in conditions if item.get("type") == "Ready"), "True") == "True"
 
@@ -73,10 +73,8 @@ class ClusterView:
         return bool(((self._nodes.get(node) or {}).get("spec") or {}).get("unschedulable"))
 
     def around(self, node: str, *, without: Wire) -> ClusterState:
-        """What of the state decides about a pod on ``node``; without pods and claims that have the labels ``without``.
-
-        The whole cluster's state would be looked through once for each try.
-        """
+        """The part of the state that decides about a pod on ``node``; without pods and claims with the labels
+        ``without``. A search of the whole cluster's state for each attempt would be too slow."""
         slices = self._slices.get(node, ())
         pools = dict.fromkeys(item["spec"]["pool"]["name"] for item in slices)
         claims = [claim for pool in pools for claim in self._claims.get(pool, ())]
@@ -117,7 +115,7 @@ def _has(item: Wire, labels: Wire) -> bool:
 
 
 class Fit(Struct, frozen=True, kw_only=True):
-    """``busy`` is why there is nothing to try, "" if that is not why; ``answer`` is what `explain` says."""
+    """``busy`` is why no device can be tested, "" if one is free; ``answer`` is `explain`'s."""
 
     fits: bool
     busy: str = ""
@@ -125,15 +123,15 @@ class Fit(Struct, frozen=True, kw_only=True):
 
 
 FitsUnder = Callable[[ClusterState], Callable[[ClusterState, Wire, Wire, TryKind], Fit]]
-"""From a cluster's state to `explain`'s answer for the state of one node, a pod, its claim and the kind."""
+"""Return `explain`'s answer from the state around one node, a pod, its claim and the kind."""
 
 
 _MOST_ASKED: Final = 200
-"""Nodes among which one with a free device of each kind is looked for."""
+"""Number of nodes to search for a free device of each kind."""
 
 
 class SmokePlan(Struct, kw_only=True):
-    """``tries`` are kinds by node, ``settled`` what needs no try, ``notes`` what was left out."""
+    """``tries`` are kinds by node, ``settled`` results without an attempt, ``notes`` messages about skipped nodes."""
 
     tries: dict[str, list[TryKind]] = field(default_factory=dict)
     settled: list[TryResult] = field(default_factory=list)
@@ -148,7 +146,9 @@ def plan_of(view: ClusterView, options: SmokeOptions, fits: Callable[[str, TryKi
     """The plan for these options. Raises ConfigurationError for a node that does not exist."""
     for node in options.nodes:
         if not view.knows(node):
-            raise ConfigurationError(f"no node {node!r} in this cluster: kubectl get nodes lists them")
+            raise ConfigurationError(
+                f"node {node!r} does not exist: kubectl get nodes lists all nodes", reason="NodeNotFound", node=node
+            )
     if options.nodes or options.all_nodes:
         return _everything(view, options)
     return _one_of_each(view, options, fits)
@@ -158,7 +158,7 @@ def _everything(view: ClusterView, options: SmokeOptions) -> SmokePlan:
     plan = SmokePlan()
     nodes = list(dict.fromkeys(options.nodes)) or view.nodes()
     if options.most_nodes and len(nodes) > options.most_nodes:
-        plan.notes.append(f"{options.most_nodes} of {len(nodes)} nodes, as --max-nodes says")
+        plan.notes.append(f"{options.most_nodes} of {len(nodes)} nodes (--max-nodes)")
         nodes = nodes[: options.most_nodes]
     for node in nodes:
         problem = _problem(view, node, options)
@@ -170,7 +170,7 @@ def _everything(view: ClusterView, options: SmokeOptions) -> SmokePlan:
 
 
 def _one_of_each(view: ClusterView, options: SmokeOptions, fits: Callable[[str, TryKind], Fit]) -> SmokePlan:
-    """Each kind on the first node that has one to spare."""
+    """Each kind on the first node with a free device of it."""
     plan, busy = SmokePlan(), dict[TryKind, tuple[str, str]]()
     done: set[TryKind] = set()
     nodes = view.nodes()
@@ -207,7 +207,7 @@ def _problem(view: ClusterView, node: str, options: SmokeOptions) -> TryResult |
     if not view.is_ready(node):
         return TryResult.failed(node, None, Layer.NODE, "the node is not ready")
     if view.is_cordoned(node) and node not in options.nodes:
-        return TryResult.skipped(node, None, "the node is cordoned; --node tries it all the same")
+        return TryResult.skipped(node, None, "the node is cordoned; --node tests it anyway")
     if not view.kinds(node, options.forms):
         wanted = " or ".join(options.forms)
         return TryResult.skipped(node, None, f"the node publishes nothing of kind {wanted}")

@@ -1,7 +1,7 @@
 """Options, kinds of devices, and the report of a smoke test, as values and as JSON. No I/O.
 
 The claims work with the classes of the chart (and of NVIDIA's driver). Whole and shared GPUs differ by the attribute
-``sharingStrategy``: ``device.allowMultipleAllocations`` does not compile where DRAConsumableCapacity is off. Fields of
+``sharingStrategy``: ``device.allowMultipleAllocations`` does not compile if DRAConsumableCapacity is off. Fields of
 the JSON are never renamed or removed while ``schemaVersion`` stays the same.
 """
 
@@ -22,7 +22,7 @@ WHOLE_CLASS: Final = "gpu.nvidia.com"
 MIG_CLASS: Final = "mig.nvidia.com"
 REQUEST: Final = "device"
 _SHARE_MEMORY: Final = "64Mi"
-"""Of a share; `nvidia-smi -L` needs none, and what is asked for is taken from others meanwhile."""
+"""Memory of a share; `nvidia-smi -L` needs none, and other pods cannot use it during the test."""
 
 
 class TryKind(Struct, frozen=True, order=True):
@@ -48,7 +48,7 @@ def kinds_of(slices: Iterable[Wire]) -> dict[TryKind, Wire]:
 
 
 def claim_spec(kind: TryKind, example: Wire, driver: str) -> Wire:
-    """The ``spec`` of a claim for one device of this kind; ``example`` is a device, whose capacities a share asks."""
+    """The ``spec`` of a claim for one device of this kind; ``example`` is a device with the capacities of a share."""
     domain = f'device.attributes["{driver}"]'
     shared = f'"{SHARING_STRATEGY}" in {domain}'
     expression = {
@@ -67,7 +67,7 @@ def claim_spec(kind: TryKind, example: Wire, driver: str) -> Wire:
 
 
 def _least(device: Wire) -> Iterator[tuple[str, str]]:
-    """The smallest amount of each capacity that a claim may ask for (KEP-5075); of memory a little more."""
+    """The smallest amount of each capacity that a claim can request (KEP-5075); of memory a little more."""
     for name, capacity in (device.get("capacity") or {}).items():
         policy = capacity.get("requestPolicy") or {}
         values, span = policy.get("validValues") or (), policy.get("validRange") or {}
@@ -78,7 +78,7 @@ def _least(device: Wire) -> Iterator[tuple[str, str]]:
 
 
 def _kind_of(device: Wire) -> TryKind | None:
-    """None for devices of types that this command does not know."""
+    """None for devices of types that this command does not support."""
     found = _text(device, TYPE)
     if found == TYPE_MIG and _text(device, PROFILE):
         return TryKind("mig", _text(device, PROFILE))
@@ -96,7 +96,7 @@ _RESOURCE: Final = "resource.k8s.io"
 
 
 class SmokeOptions(Struct, frozen=True, kw_only=True):
-    """``nodes`` are names; without any and without ``all_nodes``, each kind is tried once. ``image`` is "" for that of
+    """``nodes`` are names; without any and without ``all_nodes``, each kind is tested once. ``image`` is "" for that of
     the DaemonSet. ``parallel`` nodes run at the same time, at most ``most_nodes`` in all (0: no limit), ``timeout_s``
     per pod."""
 
@@ -115,7 +115,7 @@ class SmokeOptions(Struct, frozen=True, kw_only=True):
 
 
 def needed_rights(options: SmokeOptions) -> tuple[NeededRight, ...]:
-    """What the user has to be allowed to do. Nodes, pods and events are read too where that is allowed."""
+    """Permissions that the user needs. Nodes, pods and events are read too if permitted."""
     there = options.namespace
     found = [
         NeededRight(verb="list", resource="resourceslices", group=_RESOURCE, cluster_wide=True),
@@ -151,8 +151,8 @@ WORDS: Final = {Status.OK: "ok", Status.FAIL: "failed", Status.SKIPPED: "not tri
 
 
 class TryResult(Struct, frozen=True, kw_only=True):
-    """One kind on one node; ``kind`` is None for the whole node. Skipped: nothing was free, or the command ended
-    before.
+    """One kind on one node; ``kind`` is None for the whole node. Skipped: no device was free, or the command ended
+    first.
 
     ``expected`` and ``seen`` are UUIDs (``PROFILE of GPU-…`` for a partition that exists only for its claim), ``lines``
     the words of the container or of an event.
@@ -173,7 +173,7 @@ class TryResult(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def failed(cls, node: str, kind: TryKind | None, layer: Layer, message: str) -> "TryResult":
-        """A failure in a layer, with the command that says more."""
+        """A failure in a layer, with the command that finds the cause."""
         fix = f"kubectl dra doctor node/{node}"
         return cls(node=node, kind=kind, finding=fail(message, "", fix, f"node/{node}", layer=layer))
 
@@ -183,7 +183,7 @@ class TryResult(Struct, frozen=True, kw_only=True):
 
 
 class SmokeReport(Struct, kw_only=True):
-    """All tries, in the order of nodes and kinds. ``left`` are objects that could not be deleted."""
+    """All attempts, in the order of nodes and kinds. ``left`` are objects that could not be deleted."""
 
     run: str
     namespace: str
@@ -197,7 +197,7 @@ class SmokeReport(Struct, kw_only=True):
 
     @property
     def exit_status(self) -> int:
-        """0: whatever was tried works. 1: a failure, or something is left behind. 130: interrupted."""
+        """0: each attempt succeeded. 1: a failure, or objects are left. 130: interrupted."""
         if self.interrupted:
             return 130
         return 1 if self.count(Status.FAIL) or self.left else 0

@@ -1,6 +1,6 @@
-"""Run a smoke test: several nodes at the same time, and on each node one device at a time, as forms exclude each other.
+"""Run a smoke test: several nodes at the same time, one device at a time on each, because forms exclude each other.
 
-When the run ends, by a signal too, all its objects are deleted.
+When the run ends, by a signal too, it deletes all its objects.
 """
 
 import secrets
@@ -39,15 +39,15 @@ from dra_driver.kube.state import ClusterState, Wire, read_cluster
 
 START_S: Final = 20.0
 LAG_S: Final = 5.0
-"""How far the watch may be behind other answers of the API server."""
+"""Limit of the watch's delay after other answers of the API server."""
 
 
 class SeenAllocations:
-    """Watches the claims of one namespace in a thread of its own. Enter it once."""
+    """Watch the claims of one namespace in a separate thread. Enter it once."""
 
     def __init__(self, rest: ListWatch, namespace: str, run: str) -> None:
         self._run = run
-        self._seen = threading.Condition()  # guards the field below, and wakes those that wait for it
+        self._seen = threading.Condition()  # guards the field below, and wakes threads that wait for it
         self._results: dict[str, Sequence[Wire]] = {}
         self._listed = threading.Event()
         self._reflector = Reflector(
@@ -55,19 +55,19 @@ class SeenAllocations:
         )
 
     def __enter__(self) -> "SeenAllocations":
-        """Raises ApiUnreachableError when the claims cannot be watched."""
+        """Raises ApiUnreachableError if the claims cannot be watched."""
         self._reflector.start()
         if not self._listed.wait(START_S):
             problem = self._reflector.problem or f"no list of claims within {START_S:.0f} s"
             self._reflector.stop()
-            raise ApiUnreachableError(f"the claims of the namespace cannot be watched: {problem}")
+            raise ApiUnreachableError(f"cannot watch the claims of the namespace: {problem}")
         return self
 
     def __exit__(self, *_: object) -> None:
         self._reflector.stop()
 
     def of(self, name: str) -> Sequence[Wire]:
-        """The allocation results that the claim has or had; none if it was never seen allocated."""
+        """The present or past allocation results of the claim; none if it was never allocated."""
         with self._seen:
             self._seen.wait_for(lambda: name in self._results, LAG_S)
             return self._results.get(name, ())
@@ -88,13 +88,13 @@ class SeenAllocations:
 
 
 STATE_AGE_S: Final = 300.0
-"""A state of a thousand nodes has hundreds of megabytes. An older one costs tries that wait for what is busy by now."""
+"""A state of a thousand nodes has hundreds of megabytes. With an older state, more attempts wait for busy devices."""
 FRESH_S: Final = 5.0
-"""Of a state that says why a pod is pending; tries that end at the same time share it."""
+"""Age of a state that explains a pending pod; attempts that end at the same time share it."""
 
 
 class CurrentView:
-    """Thread-safe. Raises KubernetesApiError where the state cannot be read."""
+    """Thread-safe. Raises KubernetesApiError if the state cannot be read."""
 
     def __init__(self, rest: Any, driver: str, fits_under: FitsUnder, clock: Callable[[], float]) -> None:
         self._rest, self._driver, self._fits_under, self._clock = rest, driver, fits_under, clock
@@ -105,7 +105,7 @@ class CurrentView:
         self.gaps: tuple[str, ...] = ()
 
     def view(self, most_age_s: float = STATE_AGE_S) -> ClusterView:
-        """A view that was read at most so long ago."""
+        """A view of at most this age."""
         asked_at = self._clock()
         with self._lock:
             if self._view is None or self._read_at < asked_at - most_age_s:
@@ -123,7 +123,7 @@ class CurrentView:
     def _checked(self, state: ClusterState) -> ClusterView:
         unread = [gap for gap in state.gaps if gap.startswith(("resourceslices:", "resourceclaims:"))]
         if unread:
-            raise ConfigurationError(f"the cluster's state cannot be read: {'; '.join(unread)}")
+            raise ConfigurationError(f"cannot read the cluster's state: {'; '.join(unread)}", reason="StateUnreadable")
         self.gaps = tuple(state.gaps)
         self._fit_of = self._fits_under(state)
         return ClusterView(state, self._driver)
@@ -133,7 +133,7 @@ _NODE_COMMAND = "kubelet-plugin"
 
 
 def pod_settings(api: SmokeApi, options: SmokeOptions) -> PodSettings:
-    """Raises ConfigurationError when there is no DaemonSet to take the image from, and KubernetesApiError."""
+    """Raises ConfigurationError without a DaemonSet to take the image from, and KubernetesApiError."""
     image, secrets = options.image, list[str]()
     if not image:
         image, secrets = _of_daemon_set(api, options)
@@ -153,7 +153,10 @@ def _of_daemon_set(api: SmokeApi, options: SmokeOptions) -> tuple[str, list[str]
     except NotFoundError as error:
         raise ConfigurationError(
             f"no DaemonSet {name} in namespace {namespace} to take the image from: name it with --driver-namespace "
-            "and --daemonset (kubectl get daemonsets -A lists them), or an image with --image"
+            "and --daemonset (kubectl get daemonsets -A lists them), or an image with --image",
+            reason="NoDaemonSet",
+            daemonset=name,
+            namespace=namespace,
         ) from error
     containers = spec["containers"]
     ours = [item for item in containers if _NODE_COMMAND in (*item.get("command", ()), *item.get("args", ()))]
@@ -172,7 +175,7 @@ def of_namespace(api: SmokeApi, namespace: str, run: str = "") -> Iterator[tuple
 
 
 def is_outdated(item: Wire, now: datetime) -> bool:
-    """Whether a Job's run is over: it has ended, or lives longer than its deadline allows."""
+    """Return whether a Job's run has ended, or its deadline has passed."""
     conditions = (item.get("status") or {}).get("conditions") or ()
     if any(one.get("type") in {"Complete", "Failed"} and one.get("status") == "True" for one in conditions):
         return True
@@ -182,7 +185,7 @@ def is_outdated(item: Wire, now: datetime) -> bool:
 
 
 def delete(api: SmokeApi, found: Iterable[tuple[str, Wire]]) -> list[str]:
-    """Deletes them with all that they own, and returns their names. Raises KubernetesApiError."""
+    """Delete them with all that they own, and return their names. Raises KubernetesApiError."""
     names = []
     for path, item in found:
         with suppress(NotFoundError):
@@ -194,7 +197,7 @@ def delete(api: SmokeApi, found: Iterable[tuple[str, Wire]]) -> list[str]:
 CLEANUP_S: Final = 60.0
 
 Told = Callable[[TryResult, int, int], None]
-"""Called with each result, how many there are and how many there will be; by one thread at a time."""
+"""Called with each result, its number and the total; by one thread at a time."""
 
 
 class SmokeRun:
@@ -212,11 +215,12 @@ class SmokeRun:
         self.report = SmokeReport(run=self._id, namespace=options.namespace)
 
     def stop(self) -> None:
-        """Ends the run after deleting what it has made. Returns at once."""
+        """End the run after deleting its objects. Does not block."""
         self._stopping.set()
 
     def run(self) -> SmokeReport:
-        """Raises ConfigurationError (usage, rights, nothing published) and KubernetesApiError before the first try."""
+        """Raises ConfigurationError (usage, permissions, nothing published) and KubernetesApiError before the first
+        attempt."""
         check_rights(self._rest, needed_rights(self._options))
         check_namespace(self._rest, self._options.namespace)
         settings = pod_settings(self._rest, self._options)
@@ -224,7 +228,8 @@ class SmokeRun:
         plan = plan_of(self._current.view(), self._options, lambda node, kind: self._fit_of(node, kind, settings))
         if not plan.tries and not plan.settled:
             raise ConfigurationError(
-                f"no node publishes devices of {self._options.driver}; kubectl dra doctor says why"
+                f"no node publishes devices of {self._options.driver}; kubectl dra doctor finds the cause",
+                reason="NothingPublished",
             )
         self.report.notes += [*plan.notes, *(f"not read: {gap}" for gap in self._current.gaps)]
         self.report.tries += plan.settled
@@ -248,7 +253,7 @@ class SmokeRun:
         old = [(path, item) for path, item in found if "/jobs/" in path and is_outdated(item, now)]
         names = delete(self._rest, old)
         if names:
-            self.report.notes.append(f"deleted what an earlier run left: {', '.join(names[:10])}")
+            self.report.notes.append(f"deleted objects of an earlier run: {', '.join(names[:10])}")
 
     def _fit_of(self, node: str, kind: TryKind, settings: PodSettings) -> Fit:
         return self._current.fit(self._task(node, kind, 0), self._id, settings)
@@ -299,25 +304,29 @@ class SmokeRun:
         )
 
     def _sweep(self) -> None:
-        """Deletes what a lost answer of the API server may have left of this run."""
+        """Delete objects of this run whose creation had no answer of the API server."""
         try:
             delete(self._rest, of_namespace(self._rest, self._options.namespace, self._id))
         except KubernetesApiError as error:
-            self.report.notes.append(f"not looked for objects of this run: {error}; they go by themselves")
+            self.report.notes.append(
+                f"cannot list objects of this run: {error}; Kubernetes deletes them at their deadline"
+            )
 
 
 def check_namespace(api: SmokeApi, namespace: str) -> None:
-    """Raises ConfigurationError where the namespace does not exist; a user who may not look is not held up."""
+    """Raises ConfigurationError if the namespace does not exist; ignores a missing permission."""
     try:
         api.get(paths.namespace(namespace))
     except ForbiddenError:
         return
     except NotFoundError as error:
-        raise ConfigurationError(f"namespace {namespace} does not exist: name one with -n") from error
+        raise ConfigurationError(
+            f"namespace {namespace} does not exist: name one with -n", reason="NamespaceNotFound", name=namespace
+        ) from error
 
 
 def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
-    """Delete the objects of all smoke tests in a namespace, running ones too; return the names found, and those that
+    """Delete the objects of all smoke tests in a namespace, running ones too. Return their names, and the names that
     still exist after `CLEANUP_S`. Raises ConfigurationError and KubernetesApiError."""
     check_rights(rest, cleanup_rights(namespace))
     found = delete(rest, list(of_namespace(rest, namespace)))
@@ -330,10 +339,11 @@ def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
 
 
 def check_rights(rest: Any, rights: Sequence[NeededRight]) -> None:
-    """Raises ConfigurationError that names each right that the user lacks."""
+    """Raises ConfigurationError that names each permission that the user lacks."""
     lacking = missing(rest, rights)
     if lacking:
         raise ConfigurationError(
-            f"the user of this kubeconfig lacks rights: {'; '.join(map(str, lacking))}. Nothing was changed; "
-            "docs/smoke.md has a Role and a ClusterRole with them"
+            f"the user of this kubeconfig lacks permissions: {'; '.join(map(str, lacking))}. Nothing was changed; "
+            "docs/smoke.md has a Role and a ClusterRole with them",
+            reason="PermissionsMissing",
         )

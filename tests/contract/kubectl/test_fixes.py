@@ -187,7 +187,7 @@ DOCTOR: Final[Mapping[str, tuple[Callable[[Cluster], Any], str, Callable[[Cluste
     ),
     "extended-resources": (
         _extended("nvidia.com/gpu"),
-        "Remove extendedResourceName from all but one",
+        "Remove extendedResourceName from all classes but one",
         lambda api: [each["spec"].pop("extendedResourceName") for each in api.classes[1:]],
     ),
     "claims-and-templates-exist": (

@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import re
 import stat
 import tarfile
 import time
@@ -23,6 +24,7 @@ from dra_driver.diagnose.doctor.reduce import redacted
 from dra_driver.diagnose.doctor.report import render, to_wire
 from tests.doctor_faults.cluster import SERVER, Cluster, named, template, unready, workload
 from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim
+from tests.harness.raising import fails
 
 SECRET = "hunter2-hunter2"
 JWT = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJub2RlIn0.c2lnbmF0dXJl"
@@ -133,23 +135,26 @@ def test_parameters_of_other_drivers_do_not_get_into_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "message"),
+    ("files", "reason", "words"),
     [
-        ({"manifest": manifest(schemaVersion=2, programVersion="0.9")}, "schemaVersion 2, this program reads 1.*0.9"),
-        ({"manifest": manifest(kind="Other")}, "no SupportBundle"),
-        ({"manifest": manifest()}, "state.json, facts.json is missing"),
-        ({"manifest": b"{"}, "not JSON"),
-        ({"manifest": b"[" * 100_000}, "not JSON"),
-        ({"manifest": manifest(), "state": {"kind": "List"}, "facts": {}}, "has no answers"),
-        ({"manifest": manifest(), "state": {"kind": "List"}, "facts": {"answers": {"gates": 1}}}, "expected an answer"),
-        ({"manifest": manifest(), "state": {}, "facts": {"answers": {}}}, "an object has no kind"),
+        ({"manifest": manifest(schemaVersion=2, programVersion="0.9")}, "", "2.*1.*0[.]9"),
+        ({"manifest": manifest(kind="Other")}, "", "SupportBundle"),
+        ({"manifest": manifest()}, "MemberMissing", "state.json, facts.json"),
+        ({"manifest": b"{"}, "NotJson", "manifest.json"),
+        ({"manifest": b"[" * 100_000}, "NotJson", "manifest.json"),
+        ({"manifest": manifest(), "state": {"kind": "List"}, "facts": {}}, "NoAnswers", "facts.json"),
+        (
+            {"manifest": manifest(), "state": {"kind": "List"}, "facts": {"answers": {"gates": 1}}},
+            "NotAnAnswer",
+            "gates",
+        ),
+        ({"manifest": manifest(), "state": {}, "facts": {"answers": {}}}, "", "kind"),
     ],
 )
-def test_a_bundle_of_another_shape_is_refused_with_a_sentence(
-    files: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigurationError, match=message):
+def test_bundle_of_another_shape_is_refused(files: dict[str, Any], reason: str, words: str, tmp_path: Path) -> None:
+    with fails(ConfigurationError, reason) as caught:
         bundle.read(packed(tmp_path / "b.tar.gz", **files))
+    assert re.search(words, str(caught.value))
 
 
 @pytest.mark.parametrize(
@@ -167,7 +172,7 @@ def test_a_truncated_bundle_is_refused(tmp_path: Path) -> None:
     written(Cluster(), tmp_path / "b.tar.gz")
     data = (tmp_path / "b.tar.gz").read_bytes()
     (tmp_path / "b.tar.gz").write_bytes(data[: len(data) // 2])
-    with pytest.raises(ConfigurationError, match=r"support bundle|missing"):
+    with pytest.raises(ConfigurationError, match=r"b\.tar\.gz"):
         bundle.read(tmp_path / "b.tar.gz")
 
 
@@ -179,20 +184,21 @@ def test_nothing_outside_is_written_by_reading(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "kind", "size", "message"),
+    ("name", "kind", "size", "found"),
     [
-        ("x", tarfile.XHDTYPE, 3 << 30, "no support bundle that can be read: a header of it has 3221225472 bytes"),
-        ("logs/x", tarfile.REGTYPE, 4 << 30, "more than 3072 MiB when it is decompressed"),
+        ("x", tarfile.XHDTYPE, 3 << 30, "3221225472 bytes"),
+        ("logs/x", tarfile.REGTYPE, 4 << 30, "3072 MiB"),
     ],
 )
-def test_members_of_gigabytes_are_not_read(tmp_path: Path, name: str, kind: bytes, size: int, message: str) -> None:
+def test_members_of_gigabytes_are_not_read(tmp_path: Path, name: str, kind: bytes, size: int, found: str) -> None:
     """`tarfile` reads a header of any length into memory, and decompresses skipped members."""
     member = tarfile.TarInfo(name)
     member.type, member.size = kind, size
     path = tmp_path / "b.tar.gz"
     path.write_bytes(gzip.compress(member.tobuf(format=tarfile.USTAR_FORMAT) + bytes(10_240)))
-    with pytest.raises(ConfigurationError, match=message):
+    with fails(ConfigurationError, "NotABundle") as caught:
         bundle.read(path)
+    assert found in str(caught.value)
 
 
 @pytest.mark.parametrize(

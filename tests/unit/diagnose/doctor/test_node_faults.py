@@ -46,7 +46,7 @@ def test_the_fault_is_named_first(node: BrokenNode, fault: Fault) -> None:
     report = node.report()
     first = report.first_broken
     assert first is not None, shown(report)
-    assert (first.check, first.layer) == (fault.check, fault.layer), shown(report)
+    assert (first.check, first.layer, first.reason) == (fault.check, fault.layer, fault.reason), shown(report)
     assert fault.seen in first.seen
     assert fault.fix in first.fix
     assert first.expected
@@ -90,43 +90,51 @@ REGISTRY = "kubelet/plugins_registry"
 POD = having(pods=("default/train",))
 WARNED: dict[str, tuple[Any, ...]] = {
     "one GPU on vfio": (
-        "gpus-on-bus",
-        "0000:02:00.0 is bound to vfio-pci",
+        "VfioBound",
+        "0000:02:00.0",
         methodcaller("gpu", "0000:02:00.0", "vfio-pci"),
         having(nvml=NvmlAnswer(gpus=1)),
     ),
-    "GPU left out": ("nvml", "GPU is lost", having(nvml=NvmlAnswer(gpus=1, left_out=("0000:02:00.0: GPU is lost",)))),
-    "GPU missing": ("nvml", "2 GPUs are bound to nvidia, NVML counts 1", having(nvml=NvmlAnswer(gpus=1))),
-    "missing node": ("device-nodes", "/dev/nvidia1 is missing", missing_nodes),
-    "mode of root": ("device-nodes", "/dev/nvidia0 has the mode 0600", mode_of_root),
-    "default runtime": ("default-runtime", "a pod without a claim gets GPUs", default_runtime),
-    "runtime not ready": ("runtime-answers", "NetworkReady is false", not_ready),
-    "old pod": ("stale-sockets", "1234-reg.sock", listening(f"{REGISTRY}/{DRIVER}-1234-reg.sock")),
-    "other driver": ("stale-sockets", "of another driver", listening(f"{REGISTRY}/net.example.com-reg.sock")),
-    "uninstalled plugin": ("device-plugin", "no process listens", listening(NVIDIA_PLUGIN)),
+    "GPU left out": (
+        "GpuLeftOut",
+        "0000:02:00.0: GPU is lost",
+        having(nvml=NvmlAnswer(gpus=1, left_out=("0000:02:00.0: GPU is lost",))),
+    ),
+    "GPU missing": ("GpuMissing", "2 GPUs are bound to nvidia, NVML counts 1", having(nvml=NvmlAnswer(gpus=1))),
+    "missing node": ("DeviceNodesMissing", "/dev/nvidia1", missing_nodes),
+    "mode of root": ("RestrictedMode", "/dev/nvidia0 has the mode 0600", mode_of_root),
+    "default runtime": ("DefaultRuntime", "nvidia", default_runtime),
+    "runtime not ready": ("RuntimeNotReady", "NetworkReady", not_ready),
+    "old pod": ("StaleSockets", "1234-reg.sock", listening(f"{REGISTRY}/{DRIVER}-1234-reg.sock")),
+    "other driver": (
+        "StaleSocketsOfOthers",
+        "net.example.com-reg.sock",
+        listening(f"{REGISTRY}/net.example.com-reg.sock"),
+    ),
+    "uninstalled plugin": ("StaleDevicePluginSocket", "nvidia-gpu.sock", listening(NVIDIA_PLUGIN)),
     "allowed plugin": (
-        "device-plugin",
-        "ALLOW_SECOND_PUBLISHER permits",
+        "DevicePluginAllowed",
+        "ALLOW_SECOND_PUBLISHER",
         listening(NVIDIA_PLUGIN, dead=False),
         methodcaller("set", allow_second_publisher=True),
     ),
-    "pod without claim": ("container", "got no CDI name", POD, container_without_claim),
-    "pod elsewhere": ("container", "no container of it runs", POD),
-    "no CDI folder": ("cdi-files", "does not exist", methodcaller("remove", "cdi")),
+    "pod without claim": ("NoCdiName", "container main", POD, container_without_claim),
+    "pod elsewhere": ("NoContainerRunning", "", POD),
+    "no CDI folder": ("NoCdiDirectory", "cdi", methodcaller("remove", "cdi")),
 }
-"""By what is broken: the check that warns, what it says, and the steps that break it."""
+"""By fault: the reason of the warning, a value in it, and the steps that break the node."""
 
 
 @pytest.mark.parametrize(
-    ("check", "seen", "breaks"), [(row[0], row[1], row[2:]) for row in WARNED.values()], ids=WARNED
+    ("reason", "seen", "breaks"), [(row[0], row[1], row[2:]) for row in WARNED.values()], ids=WARNED
 )
-def test_what_may_work_is_a_warning(node: BrokenNode, check: str, seen: str, breaks: tuple[Break, ...]) -> None:
+def test_what_may_work_is_a_warning(node: BrokenNode, reason: str, seen: str, breaks: tuple[Break, ...]) -> None:
     """GPUs may still work, so the exit status is 0."""
     for step in breaks:
         step(node)
     report = node.report()
     warned = [finding for finding in report.findings if finding.status is Status.WARN]
-    assert [finding.check for finding in warned] == [check], shown(report)
+    assert [finding.reason for finding in warned] == [reason], shown(report)
     assert seen in warned[0].seen
     assert warned[0].fix
     assert report.exit_status == 0

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import pytest
-
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer, Status
 from dra_driver.diagnose.smoke.objects import PodSettings, claim, job, labels_of, pod_of
@@ -13,6 +11,7 @@ from dra_driver.diagnose.smoke.report import SmokeOptions, TryKind, claim_spec, 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands.smoke import fits_under
 from tests.fakes.dra_objects import device_class, gpu
+from tests.harness.raising import fails
 from tests.unit.diagnose.smoke.fake_api import DRIVER, UUID, WHOLE, device, resource_slice, result
 
 MIG = TryKind("mig", "1g.10gb")
@@ -88,7 +87,7 @@ def test_all_nodes_tries_every_kind_on_every_node() -> None:
 def test_a_cordoned_node_is_tried_when_it_is_named_and_older_generations_do_not_count() -> None:
     found = state(node("d", cordoned=True), slices=[resource_slice(device(), node="d")])
     assert planned(found, nodes=("d",)).tries == {"d": [WHOLE]}
-    with pytest.raises(ConfigurationError, match="no node 'x' in this cluster"):
+    with fails(ConfigurationError, "NodeNotFound", node="x"):
         planned(found, nodes=("x",))
     # Older generations of a pool do not count.
     view = ClusterView(state(slices=[resource_slice(partition()), resource_slice(device(), generation=2)]), DRIVER)
@@ -114,7 +113,7 @@ def test_the_number_of_nodes_can_be_limited() -> None:
     found = state(*map(node, names), slices=[resource_slice(device(), node=name) for name in names])
     plan = planned(found, all_nodes=True, most_nodes=2)
     assert list(plan.tries) == ["a", "b"]
-    assert plan.notes == ["2 of 3 nodes, as --max-nodes says"]
+    assert plan.notes == ["2 of 3 nodes (--max-nodes)"]
 
 
 def fit_on(found: ClusterState, kind: TryKind = WHOLE, name: str = "gpu-a") -> Fit:

@@ -19,6 +19,7 @@ from dra_driver.diagnose.smoke.report import SmokeOptions
 from dra_driver.diagnose.smoke.run import SmokeRun, check_namespace, is_outdated
 from dra_driver.kube import paths
 from dra_driver.kubectl.commands.smoke import fits_under
+from tests.harness.raising import fails
 from tests.unit.diagnose.smoke.fake_api import LOG, UUID, FakeSmokeApi, Wire, ended, tried, unplaced, waiting
 
 OTHER = LOG.replace("0001)", "0002)")
@@ -95,7 +96,10 @@ def test_a_device_that_was_taken_meanwhile_is_not_tried() -> None:
     """A pod that waits because others have all devices is no failure."""
     api = FakeSmokeApi(unplaced())
     found, _ = tried(api, fit=Fit(fits=False, busy="all 8 GPUs are allocated"))
-    assert (found.status, found.finding.seen) == (Status.SKIPPED, "all 8 GPUs are allocated, since this command began")
+    assert (found.status, found.finding.seen) == (
+        Status.SKIPPED,
+        "all 8 GPUs are allocated, since this command started",
+    )
     assert both_deleted(api)
 
 
@@ -106,7 +110,7 @@ def test_a_device_that_was_taken_meanwhile_is_not_tried() -> None:
         # Without the permission to read namespaces, only a 404 for the new Job shows that the namespace is missing.
         (refusing("create jobs", NotFoundError("POST jobs: 404", status=404)), "namespace dra-driver does not exist"),
         (REFUSED_POD, "the Job has no pod: FailedCreate: violates PodSecurity"),
-        (FORGETFUL, "deleted by another client"),
+        (FORGETFUL, "deleted the Job"),
     ],
     ids=["claim", "namespace", "pod", "deleted"],
 )
@@ -172,7 +176,7 @@ class AllowingApi(FakeSmokeApi):
 
 def test_a_namespace_that_does_not_exist_is_named_before_the_first_try() -> None:
     api = AllowingApi()
-    with pytest.raises(ConfigurationError, match="namespace team-a does not exist: name one with -n"):
+    with fails(ConfigurationError, "NamespaceNotFound", name="team-a"):
         SmokeRun(api, SmokeOptions(namespace="team-a"), fits_under).run()
     assert not api.made
 

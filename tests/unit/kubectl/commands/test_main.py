@@ -220,7 +220,7 @@ CASES = {
     "doctor --snapshot STATE node/a/b": "expected node/NAME",
     "doctor --snapshot STATE --timeout 0": "expected 1 to 600 seconds",
     "doctor --snapshot STATE --timeout nan": "expected 1 to 600 seconds",
-    "doctor --snapshot STATE node/none": "there is no node none",
+    "doctor --snapshot STATE node/none": "node none does not exist",
     "drain gpu-a --force": "--force: only with --evict",
     "explain --cluster-state STATE": "expected either pod/NAME or claim/NAME, or manifests with -f",
     "explain --cluster-state STATE deployment/x": "expected pod/NAME or claim/NAME",
