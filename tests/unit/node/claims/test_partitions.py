@@ -182,7 +182,9 @@ def test_admin_access_finds_a_partition_that_was_created_a_moment_ago(h100: Run)
     h100.node.outdated = None
     assert h100.unprepare(ref(1)) is None
     h100.node.outdated = after
-    assert "admin access does not create one" in str(h100.refusal(claim(3, result(name, admin_access=True)))), "it is gone"
+    assert "admin access does not create one" in str(h100.refusal(claim(3, result(name, admin_access=True)))), (
+        "it is gone"
+    )
     assert isinstance(h100.refusal(ref(2)), DeviceLostError)
 
 

@@ -28,8 +28,8 @@ from dra_driver.node.usage.watchdog import (
     idle_s,
     used_any,
     watch,
-    watch_unattributed,
     watch_idle,
+    watch_unattributed,
 )
 from tests.fakes.stand_in import present
 from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
