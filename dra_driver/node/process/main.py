@@ -80,8 +80,8 @@ def sleep_long() -> bool:
 
     grpc's synchronous server waits in slices of 200 ms to check for signals, and checks once a second whether its
     server was dropped without ``stop`` (grpc/_server.py, ``_serve``; grpc/_cython/_cygrpc/completion_queue.pyx.pxi).
-    This driver handles signals in the main thread, which must make no gRPC calls, and always stops servers. grpc changes the
-    first interval itself for gevent (grpc_gevent.pyx.pxi). Both are internal.
+    This driver handles signals in the main thread, which must make no gRPC calls, and always stops servers. grpc
+    itself changes the first interval for gevent (grpc_gevent.pyx.pxi). Both are internal.
     """
     server, interval = importlib.import_module("grpc._server"), _interval_ms()
     if interval is None or not hasattr(server, _DROPPED):

@@ -50,11 +50,11 @@ spec:
     ("arguments", "problem"),
     [
         ([], "--registrar-dir is missing"),
-        (["--registrar-dir", "/no/such/folder"], "is not a folder"),
+        (["--registrar-dir", "/no/such/folder"], "is not a directory"),
         (["--simulate", "1xh100-sxm5-80gb", "--registrar-dir", "/tmp"], "--simulate starts the driver itself"),
         (["--registrar-dir", "/tmp", "--restart-command", "x", "--", "y"], "leave out --restart-command"),
         (["--registrar-dir", "/tmp", "--embedded-api-server", "a", "--kubeconfig", "b"], "exclude each other"),
-        (["--registrar-dir", "/tmp", "--only", "absent"], "no check has such an id"),
+        (["--registrar-dir", "/tmp", "--only", "absent"], "no check has this id"),
         (["--registrar-dir", "/tmp", "--output-file", "x"], "needs --output json or junit"),
         (["--registrar-dir", "/tmp", "--timeout", "-1"], "--timeout -1"),
         (["--registrar-dir", "/tmp", "--break-command", "x"], "need each other"),
@@ -152,7 +152,7 @@ def test_the_claims_are_those_of_the_template(
         assert main(["conformance", *where, *chosen]) == 3
     finally:
         driver.end()
-    assert "no devices can be chosen for the claim" in capsys.readouterr().out
+    assert "free devices matches" in capsys.readouterr().out
 
 
 def test_a_restart_command_that_fails_or_hangs_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,8 +73,8 @@ def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Co
     done = command("--only", "5")
     assert done.returncode == 1
     assert "GPU 1: nvmlDeviceGetBrand: NVMLError_Unknown (999)" in done.stdout
-    assert "Expected: a property is read, or is missing by one of four codes. It means: " in done.stdout
-    assert "Check 5 differs from what dra-driver assumes. Please report it with the JSON file" in done.stderr
+    assert "Expected: a property is readable, or missing with one of four codes. It means: " in done.stdout
+    assert "Check 5 differs from dra-driver's assumptions." in done.stderr
 
 
 def test_a_hanging_call_does_not_hang_the_command(
@@ -88,7 +88,7 @@ def test_a_hanging_call_does_not_hang_the_command(
         "reading = runner.run(task, 2.0); print(reading.problem, reading.seconds)"
     )
     done = run_python("-c", script, environment=environment, timeout=60)
-    assert "no end within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
+    assert "not finished within 2 s; the last NVML call was nvmlDeviceGetBrand" in done.stdout, done.stderr
     assert processes_with(state.path) == []
 
 
@@ -147,8 +147,8 @@ def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path
     [
         (("--only", "25"), "--only 25: expected numbers from 1 to 24"),
         (("--for", "3 weeks"), "--for 3 weeks: expected a time from 10s to 4h, such as 45m"),
-        (("--gpu", "9"), "--gpu 9: no such GPU"),
-        (("--i-own-this-gpu",), "name the one that may be changed with --gpu INDEX"),
+        (("--gpu", "9"), "--gpu 9: GPU not found"),
+        (("--i-own-this-gpu",), "name the GPU to change with --gpu INDEX"),
         (("--replay", "none.json"), "cannot read the report none.json"),
         (("--output", "missing/x.json", "--only", "3"), "cannot write the report missing/x.json"),
     ],
@@ -193,7 +193,7 @@ def test_the_node_process_keeps_a_gpu_that_it_is_changing(
 @needs_root
 def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State, tmp_path: Path) -> None:
     done = command("--i-own-this-gpu", "--gpu", "3", "--only", "12")
-    assert "switching it needs a reset of the GPU" in done.stdout
+    assert "enabling it needs a reset of the GPU" in done.stdout
     assert verdicts(tmp_path / REPORT) == {12: "skipped"}
 
 

@@ -71,7 +71,7 @@ def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
     environment["ALT_PROC_DEVICES_PATH"] = str(devices)
     on_root("--only", "1")
     assert record(tmp_path, 1).verdict == "skipped"
-    assert "no claim can be prepared here" in record(tmp_path, 1).finding.seen
+    assert "no claim can be prepared on this node" in record(tmp_path, 1).finding.seen
     assert "nvidia-uvm" in record(tmp_path, 1).finding.seen
 
 

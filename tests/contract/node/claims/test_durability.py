@@ -53,7 +53,7 @@ def test_a_durable_write_of_the_journal_syncs_its_log(syncs: dict[str, list[str]
 
 
 def test_the_first_write_after_opening_is_durable(syncs: dict[str, list[str]], folder: Path) -> None:
-    """Opening sets the mode that the first commit relies on. A log that starting from scratch syncs its header, and then this."""
+    """A log that starts from scratch syncs its header first, then this commit."""
     assert syncs["first write after opening"].count(f"{folder}/state.db-wal") == 2
 
 

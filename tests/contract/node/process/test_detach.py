@@ -151,7 +151,7 @@ def test_two_processes_of_a_rolling_update_both_detach(
         each.wait_for(lambda: each.text.count("GPU inventory changed") == pair.index(each) + 1)  # noqa: B023
     annotate(rest, "driver 580")
     pair[0].wait_for(lambda: driver.old.opened() == set())
-    pair[0].wait_for(lambda: pair[0].text.count("NVIDIA driver given up") == 2)
+    pair[0].wait_for(lambda: pair[0].text.count("detached from the NVIDIA driver by") == 2)
     annotate(rest, None)
     pair[0].wait_for(lambda: pair[0].text.count("reattached to the NVIDIA driver") == 2)
 

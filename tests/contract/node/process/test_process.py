@@ -272,8 +272,8 @@ def test_wrong_configuration_ends_with_status_2_and_a_sentence(
 @pytest.mark.parametrize(
     ("path", "sentence"),
     [
-        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: there is a directory"),
-        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: there is a directory"),
+        ("plugins/gpu.nvidia.com/dra.sock", "dra.sock: found a directory"),
+        ("reg/gpu.nvidia.com-reg.sock", "-reg.sock: found a directory"),
         ("plugins/gpu.nvidia.com/state.db", "cannot start without a journal"),
         ("plugins/gpu.nvidia.com/simulated-root/usr/bin/nvidia-smi", "cannot start without a driver root"),
     ],

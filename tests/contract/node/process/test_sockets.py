@@ -131,7 +131,7 @@ def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path)
     plugin = Plugin(folder)
     plugin.paths.registration.write_text("notes")
     with pytest.raises(
-        ConfigurationError, match=r"gpu\.nvidia\.com-reg\.sock: there is a file that is no socket.*remove it"
+        ConfigurationError, match=r"gpu\.nvidia\.com-reg\.sock: found a file that is not a socket.*remove it"
     ):
         plugin.endpoints.start()
     assert plugin.paths.registration.read_text() == "notes"

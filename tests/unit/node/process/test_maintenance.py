@@ -290,7 +290,7 @@ def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length:
 
 @pytest.mark.parametrize("name", ["r" * 100, "ü" * 45], ids=["characters", "bytes"])
 def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"bytes, a the limit is 107: .* --kubelet-reg"):
+    with pytest.raises(ConfigurationError, match=r"bytes, the limit is 107: .* --kubelet-reg"):
         choose(registrar_dir=Path("/" + name))
 
 

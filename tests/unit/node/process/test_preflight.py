@@ -144,7 +144,7 @@ def test_a_missing_directory_or_a_file_in_its_place_is_a_problem(node: Node) -> 
     node.folder.rmdir()
     assert node.problem() == f"the CDI directory {node.folder} is not writable: it does not exist; see --cdi-dir"
     node.folder.write_text("")
-    assert node.problem() == f"the CDI directory {node.folder} is not writable: it is no directory; see --cdi-dir"
+    assert node.problem() == f"the CDI directory {node.folder} is not writable: it is not a directory; see --cdi-dir"
 
 
 def test_a_claims_file_that_stays_missing_is_a_problem(node: Node, caplog: pytest.LogCaptureFixture) -> None:

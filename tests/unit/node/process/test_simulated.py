@@ -91,7 +91,7 @@ def test_one_bad_order_does_not_stop_the_others(ill: FaultStage) -> None:
     told = dict(ill.annotate("gpu-7 ecc, gpu-1 ecc"))
     assert "no such device, only gpu-0, gpu-1" in told["SimulatedFaultRefused"]
     told = dict(ill.annotate("gpu-0-mig-7g80gb-0-0 ecc, gpu-1 ecc"))
-    assert f"does not exist now, so nothing can be wrong with it; existing ones: {ill.partition}" in told.popitem()[1]
+    assert f"does not exist, so it cannot fail; existing partitions: {ill.partition}" in told.popitem()[1]
     assert ill.injected() == [(ill.second, "ecc", None)]
 
 

@@ -110,7 +110,7 @@ def test_a_gpu_is_not_offered_until_its_terms_were_resolved_once(policies: Polic
 
 def test_unknown_terms_are_an_error_to_retry(policies: Policies, resolver: TermsResolver) -> None:
     """During a slow first read of the hardware a prepare is repeated; default terms would refuse a share for good."""
-    with pytest.raises(DriverUnavailableError, match="not known yet"):
+    with pytest.raises(DriverUnavailableError, match="not resolved yet"):
         resolver.current()
     policies.answer = StorageError("disk full")
     resolver.update(SNAPSHOT)

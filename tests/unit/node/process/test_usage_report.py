@@ -320,8 +320,8 @@ def heard() -> Told:
 def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> None:
     heard.events.update(ToldUsage(over_grant=(TOLD,)))
     sentence = (
-        "its 2 processes have 20Gi of gpu-0, and the claim was granted 12Gi. Pod llm-0 is to be evicted if this lasts"
-        " for 90 s. Ask for more memory in the claim, or limit what the program takes"
+        "Claim uses 20Gi of gpu-0 in 2 processes; granted 12Gi. Pod llm-0 will be evicted in 90 s unless usage drops."
+        " Request more memory in the claim, or reduce the program's memory use."
     )
     assert heard.node == [("Warning", "GpuMemoryOverGrant", f"claim team/llm: {sentence}")]
     assert [(each.claim.name, each.claim.uid, each.message) for each in heard.claims] == [("llm", "uid-llm", sentence)]
@@ -334,8 +334,8 @@ def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
     value = metrics.REGISTRY.get_sample_value
     assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [0, 1, 1]
     assert [reason for _, reason, _ in heard.node] == ["GpuClaimIdle", "GpuUsedByOthers"]
-    assert "to be evicted if it stays so for 30 minutes more" in heard.node[0][2]
-    assert heard.node[1][2].startswith("gpu-0 is used by 2 processes (python3) with 3Gi that belong to no claim of it")
+    assert "will be evicted after 30 more idle minutes" in heard.node[0][2]
+    assert heard.node[1][2].startswith("gpu-0: 2 processes (python3) with 3Gi use the GPU outside any claim")
     assert [each.claim.name for each in heard.claims] == ["notebook"]
     heard.events.update(ToldUsage(over_grant=(TOLD,)))
     assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [1, 0, 0]

@@ -172,7 +172,7 @@ def test_an_instance_of_unknown_size_is_left_out_with_a_reason() -> None:
     built = build(replace(gpu, mig_profiles=(), mig_instances=(instance(gpu, 19, 2),)))
     assert built.devices == []
     assert (
-        "1g.5gb at memory slice 2 of gpu-0 is not offered: the NVIDIA driver reports neither"
+        "1g.5gb at memory slice 2 of gpu-0 is not published: the NVIDIA driver reports its size neither"
         in built.left_out[-1].reason
     )
 

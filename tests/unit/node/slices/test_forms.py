@@ -121,7 +121,7 @@ def test_an_incomplete_foreign_instance_is_left_out_with_a_reason() -> None:
     found = forms(replace(gpu, mig_instances=(instance(gpu, 14, 0, whole=False),)))
     assert found.foreign_instances == ()
     assert ("1g.10gb", 1) not in places(found)
-    assert any("2g.20gb at memory slice 0 of gpu-0 is not offered" in reason for reason in found.reasons)
+    assert any("2g.20gb at memory slice 0 of gpu-0 is not published" in reason for reason in found.reasons)
 
 
 def test_an_engine_of_a_foreign_instance_is_not_offered_again() -> None:

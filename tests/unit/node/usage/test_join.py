@@ -244,7 +244,7 @@ def test_a_gpu_in_use_without_a_listed_process_is_not_unused(
     found = join(look)
     assert "GPU gpu-0" in present(found.knows.processes)
     assert "exporter.hostPID=true" in present(found.knows.processes)
-    assert ("a PID namespace of its own" in present(found.knows.processes)) == is_nested
+    assert ("a separate PID namespace" in present(found.knows.processes)) == is_nested
     assert found.gpus[0].unattributed is None
     assert {each.claim.name: each.used for each in claim_uses(found)} == {"one": None, "two": None}
     alone = claim_uses(join(replace(WHOLE, readings=look.readings, is_nested=is_nested)))
