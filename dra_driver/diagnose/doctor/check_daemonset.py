@@ -225,7 +225,7 @@ def _others(facts: ClusterFacts) -> Iterator[Finding]:
 _LOST: Final = {
     "controller": "until it runs, GpuPolicies get no status and no pod is evicted from unhealthy GPUs",
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
-    "exporter": "until it runs, nobody reports what claims on its node use",
+    "exporter": "until it runs, the usage of claims on its node is unknown",
 }
 
 

@@ -258,7 +258,7 @@ def _switch(facts: "LocalFacts") -> Iterator[Finding]:
     version, first = parse_version(runtime.version), FIRST_CDI.get(runtime.name)
     if runtime.name == DOCKER:
         seen = f"{runtime.name} {runtime.version}, through cri-dockerd"
-        do = "Use containerd 2 or CRI-O: nobody has tested whether cri-dockerd passes CDI devices to the runtime."
+        do = "Use containerd 2 or CRI-O: cri-dockerd is not tested with CDI devices."
         yield warn(seen, "containerd or CRI-O", do, reason="CriDockerd")
     elif version is None or first is None:
         do = "Check its documentation: it must inject CDI devices that the kubelet names."
