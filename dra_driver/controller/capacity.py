@@ -76,7 +76,9 @@ def survey(
                 f"the survey of free capacity needs more than {memory_mib} MiB: "
                 "raise --capacity-memory (CAPACITY_MEMORY)"
             )
-        raise CommandError(f"the survey of free capacity ended with status {child.returncode}: {words}")
+        raise CommandError(
+            f"the survey of free capacity ended with status {child.returncode}: {words}", reason="SurveyFailed"
+        )
     if len(out) > MAX_OUTPUT:
         raise CommandError(f"the survey of free capacity printed more than {MAX_OUTPUT >> 20} MiB")
     return out
@@ -93,7 +95,9 @@ def _waited(
                 message = "survey of free capacity canceled: this replica stops or lost leadership"
                 raise CommandError(message, reason="LostLeadership") from error
             if clock() > until:
-                raise CommandError("the survey of free capacity did not end in time: the API server is slow") from error
+                raise CommandError(
+                    "the survey of free capacity did not end in time: the API server is slow", reason="SurveyTimeout"
+                ) from error
 
 
 MAX_MODELS: Final = 64

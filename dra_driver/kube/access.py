@@ -79,7 +79,9 @@ def service_account(environ: Mapping[str, str], folder: Path) -> Access:
     server = f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
     ca = _content(folder / "ca.crt")
     if not ca.strip():
-        raise ConfigurationError(f"{folder / 'ca.crt'} is empty, expected the certificate of the API server's CA")
+        raise ConfigurationError(
+            f"{folder / 'ca.crt'} is empty, expected the certificate of the API server's CA", reason="EmptyFile"
+        )
     return Access(server=server, ca=ca, token_file=folder / "token")
 
 

@@ -128,7 +128,7 @@ def allocated_claim(document: Mapping[str, object], ref: ClaimRef, driver: str) 
     try:
         claim = read(ResourceClaim, document)
     except ValueError as error:
-        raise ClaimError(f"claim {ref} is malformed: {error}") from error
+        raise ClaimError(f"claim {ref} is malformed: {error}", reason="Malformed") from error
     if claim.metadata.uid != ref.uid:
         raise ClaimReplacedError(
             f"claim {ref.namespace}/{ref.name} was replaced: the kubelet asks for uid {ref.uid}, "

@@ -118,7 +118,8 @@ class Connection:
         if not any(Path(part).is_file() for part in path.split(os.pathsep) if part):
             raise ConfigurationError(
                 f"no way to reach the API server: kubeconfig {path} does not exist and no service account is mounted "
-                f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account"
+                f"at {service_account_dir}; pass --kubeconfig, set KUBECONFIG, or run in a pod with a service account",
+                reason="NoConnection",
             )
         return cls._of_kubeconfig(path, context, environ)
 
@@ -194,7 +195,9 @@ class Connection:
             return read()
         except Exception as error:  # a fence: translated, with the cause kept
             what = str(error) or type(error).__name__
-            raise ConfigurationError(f"cannot use {self.source} to reach the API server: {what}") from error
+            raise ConfigurationError(
+                f"cannot use {self.source} to reach the API server: {what}", reason="ConnectionUnusable"
+            ) from error
 
 
 def _direct(access: Access, source: str) -> DirectSession:

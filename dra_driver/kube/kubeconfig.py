@@ -38,7 +38,8 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
             there = ", ".join(sorted(contexts)[:_TOLD]) or "none"
             path = kubeconfig_path(self.path, environ)
             raise ConfigurationError(
-                f"--context {self.context[:100]}: kubeconfig {path} has no such context; it has {there[:500]}"
+                f"--context {self.context[:100]}: kubeconfig {path} has no such context; it has {there[:500]}",
+                reason="UnknownContext",
             )
 
     def names(self, environ: Mapping[str, str]) -> list[str]:

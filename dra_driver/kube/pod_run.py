@@ -109,7 +109,8 @@ def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, object]:
     names = ", ".join(container["name"] for container in containers)
     raise ConfigurationError(
         f"DaemonSet {daemon_set['metadata']['name']} does not run the node process: none of its containers ({names})"
-        f" has the argument {_NODE_COMMAND}; name the right one with --daemonset"
+        f" has the argument {_NODE_COMMAND}; name the right one with --daemonset",
+        reason="ContainerNotFound",
     )
 
 

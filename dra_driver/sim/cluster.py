@@ -62,7 +62,9 @@ class Cluster:
         usage: bool = False,
     ) -> None:
         if not nodes:
-            raise ConfigurationError("an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb")
+            raise ConfigurationError(
+                "an embedded cluster needs at least one node, such as gpu-a=4xa100-sxm4-40gb", reason="NoNodes"
+            )
         for name, spec in nodes.items():
             SimulatedBackend.from_spec(spec, name)  # reports a typing mistake here instead of in a child's log
         if policy_dir is not None and policies:

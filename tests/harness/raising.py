@@ -12,9 +12,14 @@ E = TypeVar("E", bound=DraError)
 
 
 @contextmanager
-def fails(error: type[E], reason: str = "", **fields: object) -> Iterator[pytest.ExceptionInfo[E]]:
-    """Expect an error with this reason (default: that of the class) and at least these fields."""
-    with pytest.raises(error) as caught:
+def fails(
+    error: type[E], reason: str = "", *, match: str | None = None, **fields: object
+) -> Iterator[pytest.ExceptionInfo[E]]:
+    """Expect an error with this reason (default: that of the class) and at least these fields.
+
+    ``match`` is a pattern of names and values that the message must have, not of its sentence.
+    """
+    with pytest.raises(error, match=match) as caught:
         yield caught
     found = caught.value
     assert found.reason == (reason or error.__name__.strip("_").removesuffix("Error")), (

@@ -425,7 +425,10 @@ def check_devices(bench: Bench, claim: CheckClaim, devices: tuple[AnsweredDevice
     wanted = sorted((result["pool"], result["device"]) for result in own)
     found = sorted((device.pool, device.device) for device in devices)
     if sorted(set(found)) != sorted(set(wanted)) or len(found) < len(wanted):
-        raise ViolationError(f"the answer has devices {_pairs(found)}, the claim's allocation has {_pairs(wanted)}")
+        raise ViolationError(
+            f"the answer has devices {_pairs(found)}, the claim's allocation has {_pairs(wanted)}",
+            reason="DevicesDiffer",
+        )
     requests = _requests(bench, claim)
     for device in devices:
         if not set(device.requests) <= requests:

@@ -306,7 +306,8 @@ def _from_minors(path: str, minors: dict[str, int], gpu_minor: int, instance: st
 def _lost(instance: str, gpu_minor: int, seen: str) -> DeviceLostError:
     return DeviceLostError(
         f"no capability node for MIG instance {instance} of /dev/nvidia{gpu_minor}: {seen}; another program "
-        "destroyed the instance, or the GPU's minor has changed (restart the node process)"
+        "destroyed the instance, or the GPU's minor has changed (restart the node process)",
+        reason="CapabilityNodeMissing",
     )
 
 

@@ -177,11 +177,14 @@ def find_hook(root: DriverRoot, wanted: str | None = None) -> str | None:
         return None
     if wanted:
         if not wanted.startswith("/"):
-            raise ConfigurationError(f"CDI hook path {wanted!r} is not an absolute path on the host (nor 'none')")
+            raise ConfigurationError(
+                f"CDI hook path {wanted!r} is not an absolute path on the host (nor 'none')", reason="HookPathRelative"
+            )
         if root.shows_host and not _is_program(root, wanted):
             raise ConfigurationError(
                 f"CDI hook {wanted} is not an executable file on the host (checked {root.here(wanted)}), and every "
-                "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'"
+                "container would fail to start: install the NVIDIA Container Toolkit, correct the path, or set 'none'",
+                reason="HookNotExecutable",
             )
         return wanted
     if not root.shows_host:  # a driver container's root does not show programs of the host

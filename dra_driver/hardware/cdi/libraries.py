@@ -198,7 +198,8 @@ class _Search:
             what = f"libcuda.so.{wanted}" if wanted else "libcuda.so.<version> or libnvidia-ml.so.<version>"
             raise DriverUnavailableError(
                 f"no NVIDIA driver found under {self._root.here('/')}: expected {what} (64-bit) in one of "
-                f"{', '.join(LIBRARY_FOLDERS[:3])}, … or in etc/ld.so.cache; install the driver or set the driver root"
+                f"{', '.join(LIBRARY_FOLDERS[:3])}, … or in etc/ld.so.cache; install the driver or set the driver root",
+                reason="DriverFilesMissing",
             )
         # The loader's choice precedes leftovers of other versions. This machine's libraries precede other machines'.
         here = os.uname().machine

@@ -71,7 +71,8 @@ class Majors(Struct, frozen=True, kw_only=True):
         except OSError as error:
             raise DriverUnavailableError(
                 f"cannot read the kernel's device numbers from {proc_devices}: {error.strerror}; "
-                "the node process needs /proc of the node (or ALT_PROC_DEVICES_PATH for simulated hardware)"
+                "the node process needs /proc of the node (or ALT_PROC_DEVICES_PATH for simulated hardware)",
+                reason="DeviceNumbersUnreadable",
             ) from error
         return _parsed(data)
 

@@ -212,7 +212,8 @@ class DeviceNodeReconciler:
         if file is not None and file.gone:
             return DeviceLostError(
                 f"{node.path} cannot be injected into a container: {file.path} no longer exists, so another"
-                " program destroyed the MIG instance; delete the pod, or wait for the driver to make the instance again"
+                " program destroyed the MIG instance; delete the pod, or wait until the driver creates the instance",
+                reason="CapabilityVanished",
             )
         put, done = self._problems.put, ensure_node(self._dev, node.path, node.numbers, self._params(node, file))
         reason = done.refusal or done.missing

@@ -174,7 +174,7 @@ class UvmModule:
                 self._last = majors if majors != self._last else self._last  # the same object while nothing changes
                 return majors
             self._problem = _sentence(self._said)
-            raise DriverUnavailableError(self._problem)
+            raise DriverUnavailableError(self._problem, reason="UvmMissing")
 
     def _load(self, majors: Majors) -> Majors:
         now = self._clock()

@@ -35,7 +35,8 @@ class DriverRoot(Struct, frozen=True, kw_only=True):
         path = str(given) or "/"
         if not path.startswith("/"):
             raise ConfigurationError(
-                f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'"
+                f"driver root: {name} {path!r} is not an absolute path such as '/run/nvidia/driver'",
+                reason="PathRelative",
             )
         normal = str(PurePosixPath(path)).rstrip("/")
         force_setattr(self, name, normal)

@@ -202,7 +202,8 @@ class MigManager:
                 raise GpuBusyError(
                     f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
                     f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions "
-                    "instead"
+                    "instead",
+                    reason="MigModeForeign",
                 )
             left = self._control.mig_instances(gpu)
             if left:
@@ -273,7 +274,8 @@ class MigManager:
             raise NoRoomError(
                 f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
                 "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled "
-                "again, or remove the instance"
+                "again, or remove the instance",
+                reason="PlacementTaken",
             )
         overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
         if overlapping:
@@ -303,7 +305,8 @@ class MigManager:
             if created is None or created.device is None:
                 raise DeviceLostError(
                     f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable "
-                    "compute instance"
+                    "compute instance",
+                    reason="InstanceNotListed",
                 )
         except DraError as error:
             raise self._after_cleanup(wanted, error) from error

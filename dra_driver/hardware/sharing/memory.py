@@ -261,7 +261,8 @@ class OwnMemory:
             return found is not None
         raise StorageError(
             f"{own} is a mount of {found.source} ({found.kind}), which this driver did not make: expected a folder for"
-            " the pipes and shared memory of an MPS daemon; unmount it"
+            " the pipes and shared memory of an MPS daemon; unmount it",
+            reason="ForeignMount",
         )
 
 

@@ -106,7 +106,8 @@ def _device(key: str, devices: Sequence[str]) -> str:
     shown = key if len(key) <= 60 else f"{key[:59]}…"
     raise InvalidParametersError(
         f"{_FIELD}: {shown!r} names no device of this config: expected a position, {positions}, or one of"
-        f" {', '.join(devices[:_MAX_NAMED])}{more}"
+        f" {', '.join(devices[:_MAX_NAMED])}{more}",
+        reason="UnknownDevice",
     )
 
 
@@ -180,7 +181,8 @@ class MpsClient:
             if self._clock() >= deadline:
                 raise MpsUnavailableError(
                     f"MPS daemon {daemon_id} did not end within {within_s:.1f} s, {_said(folder.read_status())}: look"
-                    " at the log of this node's dra-driver mps-host; it is tried again"
+                    " at the log of this node's dra-driver mps-host; it is tried again",
+                    reason="DaemonStuck",
                 )
             self._sleep(_STEP_S)
         for gpu in sorted({*gpus, *(known.gpus if known else ())}):
@@ -200,7 +202,8 @@ class MpsClient:
         status = folder.read_status()
         if status is None or not status.shm.startswith("/"):
             raise MpsUnavailableError(
-                f"MPS daemon {daemon_id} has no shared memory yet: the node's dra-driver mps-host has not started it"
+                f"MPS daemon {daemon_id} has no shared memory yet: the node's dra-driver mps-host has not started it",
+                reason="NotStarted",
             )
         return MpsDirectories(pipe=folder.pipe_on_host, shm=Path(status.shm))
 
@@ -209,7 +212,7 @@ class MpsClient:
         until = min(deadline, self._clock() + HOST_GRACE_S)
         while not self._folders.host_lives():
             if self._clock() >= until:
-                raise MpsUnavailableError(self._no_host(daemon))
+                raise MpsUnavailableError(self._no_host(daemon), reason="HostMissing")
             self._sleep(_STEP_S)
 
     def _check_others(self, daemon: MpsDaemon) -> None:
@@ -226,7 +229,8 @@ class MpsClient:
             if shared:
                 raise MpsUnavailableError(
                     f"{min(shared)} is under MPS daemon {daemon_id} already and cannot be under {daemon.id} too: it is"
-                    " tried again when that one has been released"
+                    " tried again when that one has been released",
+                    reason="GpuTaken",
                 )
 
     def _wait_ready(self, daemon: MpsDaemon, folder: DaemonFolder, deadline: float) -> None:
@@ -237,12 +241,15 @@ class MpsClient:
                 if status.state == "ready":
                     return
                 if status.state == "failed" and status.restarts > 0:
-                    raise MpsUnavailableError(f"MPS daemon {daemon.id} {_said(status)}; {_ADVICE}")
+                    raise MpsUnavailableError(
+                        f"MPS daemon {daemon.id} {_said(status)}; {_ADVICE}", reason="DaemonFailed"
+                    )
             if self._clock() >= deadline:
                 raise MpsUnavailableError(
                     f"MPS daemon {daemon.id} is not ready in time: {_said(status)}; {_ADVICE}"
                     if alive
-                    else self._no_host(daemon)
+                    else self._no_host(daemon),
+                    reason="NotReady",
                 )
             self._sleep(_STEP_S)
 

@@ -232,7 +232,7 @@ def storage(doing: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StorageError(f"cannot {doing}: {error.strerror or error}") from error
+        raise StorageError(f"cannot {doing}: {error.strerror or error}", reason="MountFailed") from error
 
 
 def make_own(folder: Path, mode: int, *, take: bool = False) -> None:

@@ -78,7 +78,8 @@ class Smi:
             stuck = "does not end even when killed" if ended.stuck else "was killed"
             raise CommandError(
                 f"`{command}` did not end within {within_s:.1f} s and {stuck}; it printed: {printed}. The GPU or the"
-                " kernel driver may be stuck: look for NVRM and Xid lines in the node's kernel log"
+                " kernel driver may be stuck: look for NVRM and Xid lines in the node's kernel log",
+                reason="Timeout",
             )
         if ended.status != 0:
             how = f"signal {-ended.status}" if ended.status < 0 else f"status {ended.status}"

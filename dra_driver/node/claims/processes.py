@@ -44,7 +44,8 @@ class ProcessRegistry:
         except OSError as error:
             raise StorageError(
                 f"cannot register this process in {directory}: {(error.strerror or str(error)).lower()}; "
-                "check the plugin directory's path, permissions and free space"
+                "check the plugin directory's path, permissions and free space",
+                reason="NotRegistered",
             ) from error
         return cls(directory, OwnerId(own), fd)
 

@@ -87,9 +87,11 @@ class HealthFile:
             finally:
                 os.close(lock)
         except BlockingIOError as error:
-            raise StorageError(f"{self._path} is locked by another process for {_LOCK_S:g} s") from error
+            raise StorageError(
+                f"{self._path} is locked by another process for {_LOCK_S:g} s", reason="Locked"
+            ) from error
         except OSError as error:
-            raise StorageError(f"{self._path} cannot be written: {error.strerror}") from error
+            raise StorageError(f"{self._path} cannot be written: {error.strerror}", reason="NotWritten") from error
         return found
 
     def changed(self) -> bool:

@@ -67,7 +67,7 @@ def read_folder(folder: Path) -> tuple[PolicyFile, ...]:
         except FileNotFoundError as error:
             if fingerprint(folder) != before:
                 continue  # replaced since the listing
-            raise ConfigurationError(f"{error.filename or folder} does not exist") from error
+            raise ConfigurationError(f"{error.filename or folder} does not exist", reason="Missing") from error
         except OSError as error:
             raise ConfigurationError(f"{error.filename or folder} cannot be read: {error.strerror}") from error
         if sum(len(file.data) for file in files) > MAX_BYTES:
@@ -84,13 +84,13 @@ def read_file(path: Path) -> PolicyFile:
     try:
         # Before os.fdopen, whose error for a folder names only the descriptor's number.
         if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise ConfigurationError(f"{path} is not a regular file")
+            raise ConfigurationError(f"{path} is not a regular file", reason="NotAFile")
         with os.fdopen(fd, "rb", closefd=False) as file:
             data = file.read(MAX_FILE_BYTES + 1)
     finally:
         os.close(fd)
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES // 1024} KiB")
+        raise ConfigurationError(f"{path} is larger than {MAX_FILE_BYTES // 1024} KiB", reason="TooLarge")
     return PolicyFile(printable(path.name), data)
 
 
@@ -102,7 +102,9 @@ def _base(folder: Path) -> Path:
 def _names(base: Path) -> list[str]:
     names = [name for name in os.listdir(base) if name.endswith(_ENDINGS) and not name.startswith(".")]  # noqa: PTH208 - names alone
     if len(names) > MAX_FILES:
-        raise ConfigurationError(f"{base} has {len(names)} policy files, at most {MAX_FILES} are read")
+        raise ConfigurationError(
+            f"{base} has {len(names)} policy files, at most {MAX_FILES} are read", reason="TooManyFiles"
+        )
     return sorted(names)
 
 

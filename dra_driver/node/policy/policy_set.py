@@ -224,7 +224,7 @@ def save_set(path: Path, found: PolicySet) -> None:
         remove_unfinished(path)
         replace_file(path, data, durable=True)
     except OSError as error:
-        raise StorageError(f"{path} cannot be written: {error.strerror}") from error
+        raise StorageError(f"{path} cannot be written: {error.strerror}", reason="NotWritten") from error
 
 
 def load_set(path: Path) -> PolicySet | None:

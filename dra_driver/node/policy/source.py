@@ -231,7 +231,9 @@ class PolicySource:
         in_use = tuple(uses)
         with self._lock:
             if self._is_waiting:
-                raise DriverUnavailableError(self._problem() or "the policies have not been read yet")
+                raise DriverUnavailableError(
+                    self._problem() or "the policies have not been read yet", reason="PoliciesUnknown"
+                )
             found = self._terms(snapshot, in_use)
             self._log_problem()
             return found

@@ -245,7 +245,9 @@ class OwnedBackend:
             snapshot = self._backend.snapshot()
             after = _own(journal)
         except StorageError as error:
-            raise DriverUnavailableError(f"cannot read which MIG devices this driver created: {error}") from error
+            raise DriverUnavailableError(
+                f"cannot read which MIG devices this driver created: {error}", reason="PartitionsUnknown"
+            ) from error
         own, modes = before[0] | after[0], before[1] | after[1]
         return replace(snapshot, gpus=tuple(_marked(gpu, own, modes) for gpu in snapshot.gpus))
 

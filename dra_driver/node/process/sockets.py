@@ -103,7 +103,8 @@ def check_free(path: Path) -> None:
         if not stat.S_ISSOCK(mode):
             kind = "directory" if stat.S_ISDIR(mode) else "file that is not a socket"
             raise ConfigurationError(
-                f"cannot serve on {path}: found a {kind}, expected no file or an old socket: remove it"
+                f"cannot serve on {path}: found a {kind}, expected no file or an old socket: remove it",
+                reason="PathOccupied",
             )
         if is_served(path):
             raise ConfigurationError(
@@ -159,5 +160,6 @@ def _first_that_fits(directory: Path, names: list[str], settings: str) -> Path:
             return path
     raise ConfigurationError(
         f"socket path {directory / names[-1]} has {len(str(directory / names[-1]).encode())} bytes, the limit is"
-        f" {MAX_PATH_BYTES}: choose a shorter {settings}"
+        f" {MAX_PATH_BYTES}: choose a shorter {settings}",
+        reason="PathTooLong",
     )

@@ -92,7 +92,7 @@ def parse_expectation(text: str) -> Expectation:
         return Expectation(text=text, kind="logs", names=(name,), state="logs", line=match[3])
     if match := _SEVERAL.fullmatch(text):
         return Expectation(text=text, kind=match[1], names=tuple(match[2].split()), state=match[3])
-    raise ConfigurationError(f"unknown form of expectation: {text!r}")
+    raise ConfigurationError(f"unknown form of expectation: {text!r}", reason="UnknownExpectation")
 
 
 def read_expectations(path: Path) -> list[Expectation]:

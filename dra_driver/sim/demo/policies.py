@@ -100,7 +100,7 @@ def last_gpu(slices: list[Obj]) -> tuple[str, str, str]:
         if _text(device, "type") == "gpu"
     ]
     if not found:
-        raise RetryableError("no node publishes a whole GPU, expected one for the policy")
+        raise RetryableError("no node publishes a whole GPU, expected one for the policy", reason="NoWholeGpu")
     return max(found)
 
 

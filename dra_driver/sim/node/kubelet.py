@@ -158,7 +158,7 @@ class DraManager:
         with self._lock:
             instances = list(self._plugins.get(driver, ()))
         if not instances:
-            raise RetryableError(f"DRA driver {driver} is not registered")
+            raise RetryableError(f"DRA driver {driver} is not registered", reason="DriverNotRegistered")
         return next((plugin for plugin in reversed(instances) if plugin.connected), instances[-1])
 
     def prepare(self, pod_uid: str, claims: Sequence[NodeClaim]) -> None:
@@ -205,7 +205,7 @@ class DraManager:
                 raise RetryableError(f"{method} returned a claim that was not requested: {uid}")
             if error:
                 label = f"{asked[uid].namespace}/{asked[uid].name}"
-                raise RetryableError(f"{method} failed for ResourceClaim {label}: {error}")
+                raise RetryableError(f"{method} failed for ResourceClaim {label}: {error}", reason="PrepareFailed")
         if len(errors) < len(asked):
             raise RetryableError(f"{method} skipped {len(asked) - len(errors)} ResourceClaims")
 

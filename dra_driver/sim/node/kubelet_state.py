@@ -140,7 +140,9 @@ def _load(path: Path) -> dict[str, ClaimInfo]:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise StorageError(f"the simulated kubelet cannot read its state {path}: {error}") from error
+        raise StorageError(
+            f"the simulated kubelet cannot read its state {path}: {error}", reason="StateUnreadable"
+        ) from error
     return {entry.claim.uid: entry for entry in document.claims}
 
 

@@ -13,6 +13,7 @@ from dra_driver.kube.access import service_account
 from dra_driver.kube.connection import Connection, DirectSession
 from dra_driver.kube.rest import RestClient, Timeouts
 from tests.fakes.scripted_http import Exchange, ScriptedServer
+from tests.harness.raising import fails
 
 FAST = Timeouts(connect_s=1.0, read_s=0.3, total_s=0.6)
 
@@ -72,7 +73,7 @@ def test_a_rotated_service_account_token_is_used_after_a_401(tmp_path: Path) -> 
 
 def test_a_401_that_stays_is_reported_after_one_repetition(tmp_path: Path) -> None:
     with ScriptedServer(lambda x: x.json(status(401, "Unauthorized"), 401)) as server:
-        with pytest.raises(UnauthorizedError, match="check the service account's token"):
+        with fails(UnauthorizedError, match="401"):
             client(server, tmp_path).create("/x", {"a": 1})
         assert len(server.requests) == 2
 

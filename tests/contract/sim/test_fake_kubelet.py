@@ -11,6 +11,7 @@ from dra_driver.core.errors import ClaimError, RetryableError
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim
 from tests.contract.node.process.conftest import DRIVER, Plugin, folder, plugin
+from tests.harness.raising import fails
 
 __all__ = ["folder", "plugin"]
 
@@ -63,7 +64,7 @@ def test_prepares_once_and_unprepares_once(kubelet: DraManager, plugin: Plugin) 
 
 def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Plugin) -> None:
     plugin.preparer.answers["uid-1"] = ClaimError("GPU gpu-9 does not exist here")
-    with pytest.raises(RetryableError, match="ResourceClaim default/claim-uid-1: GPU gpu-9 does not exist here"):
+    with fails(RetryableError, "PrepareFailed", match="gpu-9"):
         kubelet.prepare("pod-1", [claim()])
     del plugin.preparer.answers["uid-1"]
     kubelet.prepare("pod-1", [claim()])
@@ -71,7 +72,7 @@ def test_an_error_of_one_claim_is_the_pods_error(kubelet: DraManager, plugin: Pl
 
 
 def test_nothing_is_called_while_a_driver_is_missing(kubelet: DraManager, plugin: Plugin) -> None:
-    with pytest.raises(RetryableError, match=r"DRA driver nic\.example\.com is not registered"):
+    with fails(RetryableError, "DriverNotRegistered", match=r"nic\.example\.com"):
         kubelet.prepare("pod-1", [claim(), claim("uid-2", "nic.example.com")])
     assert plugin.preparer.prepared == []
     assert kubelet.state.pods() == frozenset()

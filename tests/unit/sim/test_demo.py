@@ -6,6 +6,7 @@ from dra_driver.core.errors import RetryableError
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.demo.policies import last_gpu, not_said_by_node, not_said_by_status, unlike_policy
 from dra_driver.sim.demo.usage import disturbed, not_found_idle, not_idle_yet, unlike_used, used_by_pod
+from tests.harness.raising import fails
 
 
 def device(name: str, **attributes: str) -> Obj:
@@ -24,7 +25,7 @@ OTHER = device("gpu-1", type="gpu", uuid="GPU-b")
 def test_the_policy_is_for_the_last_whole_gpu() -> None:
     slices = [published("b", WHOLE, PART, OTHER), published("a", device("gpu-9", type="gpu", uuid="GPU-c"))]
     assert last_gpu(slices) == ("b", "gpu-1", "GPU-b")
-    with pytest.raises(RetryableError, match="no node publishes a whole GPU"):
+    with fails(RetryableError, "NoWholeGpu"):
         last_gpu([published("a", PART)])
 
 

@@ -13,6 +13,7 @@ from dra_driver.sim.demo.expectations import parse_expectation, read_expectation
 from dra_driver.sim.demo.requirements import Requirements, group_examples, read_requirements
 from dra_driver.sim.loop import StoreClient
 from tests.fakes.dra_objects import allocated, claim, gpu, node, resource_slice
+from tests.harness.raising import fails
 
 UUIDS = ("GPU-00000000-0000-0000-0000-000000000000", "GPU-11111111-1111-1111-1111-111111111111")
 
@@ -78,7 +79,7 @@ def complaint(store: Store, text: str) -> str | None:
     ],
 )  # fmt: skip
 def test_typing_mistakes_are_errors(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="unknown form of expectation:"):
+    with fails(ConfigurationError, "UnknownExpectation"):
         parse_expectation(text)
 
 
@@ -87,7 +88,7 @@ def test_a_file_without_expectations_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no '# expect:' line"):
         read_expectations(tmp_path / "x.yaml")
     (tmp_path / "x.yaml").write_text("# expect:\nkind: Pod\n")
-    with pytest.raises(ConfigurationError, match="unknown form of expectation: ''"):
+    with fails(ConfigurationError, "UnknownExpectation", match="''"):
         read_expectations(tmp_path / "x.yaml")
 
 

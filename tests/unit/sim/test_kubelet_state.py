@@ -8,6 +8,7 @@ import pytest
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health
 from dra_driver.core.errors import RetryableError, StorageError
 from dra_driver.sim.node.kubelet_state import DeviceResponse, HealthCache, KubeletState, NodeClaim, resources_status
+from tests.harness.raising import fails
 
 DEVICE = DeviceResponse(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
 
@@ -36,7 +37,7 @@ def test_a_claim_of_the_same_name_waits_for_the_old_one(tmp_path: Path) -> None:
 
 def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "s").write_text("{")
-    with pytest.raises(StorageError, match="cannot read its state"):
+    with fails(StorageError, "StateUnreadable"):
         KubeletState(tmp_path / "s")
 
 

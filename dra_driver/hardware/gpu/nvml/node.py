@@ -79,7 +79,9 @@ class Node:
                     problem = error
         if problem is not None:
             raise DeviceLostError(f"GPU {gpu}: {problem}") from problem
-        raise DeviceLostError(f"GPU {gpu} is not on this node; see XID messages in the node's kernel log")
+        raise DeviceLostError(
+            f"GPU {gpu} is not on this node; see XID messages in the node's kernel log", reason="GpuNotFound"
+        )
 
     @contextlib.contextmanager
     def reading(self, generation: int, index: int) -> Iterator[None]:

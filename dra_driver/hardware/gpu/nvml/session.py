@@ -351,7 +351,8 @@ class Session:
         if path is None and root != "/":
             raise DriverUnavailableError(
                 f"no libnvidia-ml.so.1 below the driver root {root}: install the NVIDIA driver, "
-                "wait for the driver container, or set --driver-root (DRIVER_ROOT) to another folder"
+                "wait for the driver container, or set --driver-root (DRIVER_ROOT) to another folder",
+                reason="LibraryMissing",
             )
         return path
 

@@ -57,7 +57,7 @@ def meet_failure_modes(
     and GpuBusyError for subscribed instances. Waits at most ``HANG_S``."""
     found = troubles()
     if FailureMode.UNBOUND in found:
-        raise DeviceLostError(f"GPU {gpu} is not on this node")
+        raise DeviceLostError(f"GPU {gpu} is not on this node", reason="GpuNotFound")
     left_s = HANG_S
     while FailureMode.HANGS in troubles():
         if left_s <= 0:

@@ -174,7 +174,9 @@ def write(root: Path, snapshot: Snapshot) -> None:
         _write_capabilities(root, snapshot)
         _put(root / "usr/bin/nvidia-smi", smi_script(snapshot).encode(), 0o755)
     except OSError as error:
-        raise StorageError(f"cannot write the simulated driver root {root}: {error}") from error
+        raise StorageError(
+            f"cannot write the simulated driver root {root}: {error}", reason="RootNotWritable"
+        ) from error
 
 
 def _proc_devices(root: Path) -> str:

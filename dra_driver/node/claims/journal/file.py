@@ -106,7 +106,8 @@ def open_database(path: Path, now: Callable[[], float]) -> OpenJournal:
     except OSError as error:
         raise StorageError(
             f"cannot open the journal {path}: {(error.strerror or str(error)).lower()}; "
-            "check the plugin directory's path, permissions and free space"
+            "check the plugin directory's path, permissions and free space",
+            reason="JournalNotOpened",
         ) from error
 
 
@@ -114,7 +115,7 @@ def storage_error(path: Path, doing: str, error: Exception) -> StorageError:
     """Translate one of `FAILURES`."""
     advice = _ADVICE.get(primary_code(error), str(error))
     name = getattr(error, "sqlite_errorname", type(error).__name__)
-    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})")
+    return StorageError(f"cannot {doing} in the journal {path}: {advice} ({name})", reason="JournalUnusable")
 
 
 def primary_code(error: Exception) -> int:
@@ -242,7 +243,8 @@ def _check_schema(connection: sqlite3.Connection, path: Path) -> None:
     if version > SCHEMA_VERSION:
         raise ConfigurationError(
             f"the journal {path} was written by a newer version of the driver (schema {version}, this one knows "
-            f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file"
+            f"{SCHEMA_VERSION}); install that version again, or drain the node and delete the file",
+            reason="NewerSchema",
         )
     if version == 0:
         connection.executescript(SCHEMA)  # fails on a file with foreign tables, which is then moved aside
@@ -395,4 +397,4 @@ class Database:
             if is_corruption(error):
                 self._damaged = True
                 raise found from error
-            raise StorageError(f"{found}; the driver retries") from error
+            raise StorageError(f"{found}; the driver retries", reason="JournalUnavailable") from error

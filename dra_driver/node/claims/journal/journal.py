@@ -109,7 +109,7 @@ class Journal(GpuNotesStore):
         file that was removed or replaced, which no other process sees.
         """
         if problem := self.problem:
-            raise StorageError(f"claim {ref} cannot be recorded: {problem}")
+            raise StorageError(f"claim {ref} cannot be recorded: {problem}", reason="JournalReplaced")
         with self._writing("begin a claim", durable=durable) as connection:
             blocked = self._blocked(connection, ref, devices)
             return blocked or self._insert(connection, ref, devices, State.PREPARING)
@@ -228,7 +228,7 @@ class Journal(GpuNotesStore):
         Blocked claims are missing in the answer. Errors and concurrency as in ``begin``.
         """
         if problem := self.problem:
-            raise StorageError(f"claims cannot be recorded: {problem}")
+            raise StorageError(f"claims cannot be recorded: {problem}", reason="JournalReplaced")
         with self._writing("record prepared claims", durable=True) as connection:
             found: dict[ClaimUid, AttemptToken] = {}
             for ref, devices in claims:

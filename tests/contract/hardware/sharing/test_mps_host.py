@@ -16,6 +16,7 @@ from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
 from tests.contract.hardware.sharing.conftest import DRIVER, Node, until
+from tests.harness.raising import fails
 
 NOT_ANSWERED = "its program runs and has not answered yet"
 
@@ -154,7 +155,7 @@ def test_a_daemon_that_hangs_holds_up_no_other(node: Node) -> None:
 def test_a_missing_control_program_is_named(node: Node) -> None:
     node.start_host()
     (node.root / "usr/bin/nvidia-cuda-mps-control").unlink()
-    with pytest.raises(MpsUnavailableError, match=r"nvidia-cuda-mps-control is not below .* install the driver's"):
+    with fails(MpsUnavailableError, "DaemonFailed", match="nvidia-cuda-mps-control"):
         node.client.ensure(daemon_of(node), within_s=10.0)
     assert is_clean(node)
 
@@ -196,7 +197,7 @@ def test_daemons_die_with_a_host_that_is_killed_and_come_back_with_the_next(node
     host = serving(node)
     end(host)
     until(lambda: not node.processes())
-    with pytest.raises(MpsUnavailableError, match="no dra-driver mps-host runs on this node"):
+    with fails(MpsUnavailableError, "HostMissing"):
         node.client.ensure(daemon_of(node), within_s=2.0)
     assert node.client.daemons() == ("one",), "what others use stays wanted"
     serving(node)

@@ -18,6 +18,7 @@ from dra_driver.node.process.server import RETIREMENT_S, UnixServer
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, remove_dead
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.fakes.kubelet import DraClient, dial, register
+from tests.harness.raising import fails
 
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
@@ -130,9 +131,7 @@ def test_stale_sockets_of_a_killed_process_are_replaced(folder: Path) -> None:
 def test_regular_file_in_a_sockets_place_is_an_error_that_names_it(folder: Path) -> None:
     plugin = Plugin(folder)
     plugin.paths.registration.write_text("notes")
-    with pytest.raises(
-        ConfigurationError, match=r"gpu\.nvidia\.com-reg\.sock: found a file that is not a socket.*remove it"
-    ):
+    with fails(ConfigurationError, "PathOccupied", match=r"gpu\.nvidia\.com-reg\.sock"):
         plugin.endpoints.start()
     assert plugin.paths.registration.read_text() == "notes"
     assert not plugin.paths.dra.exists()

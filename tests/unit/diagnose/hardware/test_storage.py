@@ -45,7 +45,7 @@ def test_a_report_is_read_as_it_was_written_and_is_private(tmp_path: Path) -> No
 
 
 def test_a_report_that_cannot_be_written_says_why(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match=r"cannot write the report .*missing/report.json: No such file"):
+    with fails(StorageError, match=r"missing/report\.json"):
         storage.write(tmp_path / "missing/report.json", REPORT)
 
 

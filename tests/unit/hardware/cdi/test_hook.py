@@ -21,6 +21,7 @@ from dra_driver.hardware.cdi.hook import (
 )
 from dra_driver.hardware.driver_root.root import DriverRoot
 from tests.fakes.driver_root import FakeDriverRoot
+from tests.harness.raising import fails
 
 HOOK, OPERATOR, CTK = "/usr/bin/nvidia-cdi-hook", "/usr/local/nvidia/toolkit/nvidia-cdi-hook", "/usr/bin/nvidia-ctk"
 
@@ -57,9 +58,9 @@ def test_a_driver_containers_root_tells_nothing_about_the_host(tmp_path: Path) -
 def test_a_chosen_hook_must_be_on_the_host(tmp_path: Path) -> None:
     FakeDriverRoot(tmp_path).put("/opt/hook", b"", 0o755)
     assert find_hook(host_view(tmp_path), "/opt/hook") == "/opt/hook"
-    with pytest.raises(ConfigurationError, match=r"/opt/other is not an executable file on the host"):
+    with fails(ConfigurationError, "HookNotExecutable", match="/opt/other"):
         find_hook(host_view(tmp_path), "/opt/other")
-    with pytest.raises(ConfigurationError, match="not an absolute path"):
+    with fails(ConfigurationError, "HookPathRelative", match="nvidia-cdi-hook"):
         find_hook(host_view(tmp_path), "nvidia-cdi-hook")
 
 

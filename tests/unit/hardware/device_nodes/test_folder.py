@@ -23,6 +23,7 @@ from dra_driver.hardware.device_nodes.numbers import (
     node_numbers,
 )
 from tests.fakes.dev_folder import MemoryDev
+from tests.harness.raising import fails
 
 NULL = NodeNumbers(major=1, minor=3)
 
@@ -175,7 +176,7 @@ def test_what_is_not_registered_is_none(text: str) -> None:
 
 
 def test_an_unreadable_list_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(DriverUnavailableError, match=r"No such file or directory.*ALT_PROC_DEVICES_PATH"):
+    with fails(DriverUnavailableError, "DeviceNumbersUnreadable", match="ALT_PROC_DEVICES_PATH"):
         Majors.read(tmp_path / "devices")
 
 

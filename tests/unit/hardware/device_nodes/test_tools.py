@@ -12,6 +12,7 @@ from dra_driver.hardware.device_nodes.tools import RETRY_S, UNLOADED_S, DriverTo
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.process import Ended
 from dra_driver.hardware.driver_root.root import DriverRoot
+from tests.harness.raising import fails
 
 
 class Driver:
@@ -217,5 +218,5 @@ def test_nothing_is_loaded_while_the_driver_is_being_replaced() -> None:
 
 
 def test_where_nothing_may_be_loaded_the_sentence_says_what_to_do() -> None:
-    with pytest.raises(DriverUnavailableError, match="not nvidia-uvm, the module behind /dev/nvidia-uvm; run"):
+    with fails(DriverUnavailableError, "UvmMissing", match="/dev/nvidia-uvm"):
         UvmModule(lambda: WITHOUT, None).majors()

@@ -23,6 +23,7 @@ from tests.fakes import elf
 from tests.fakes.driver_root import FakeDriverRoot
 from tests.fakes.driver_trees import driver_container, gke, ubuntu
 from tests.fakes.elf import linker_cache
+from tests.harness.raising import fails
 
 X86, ARM, I386, X32 = 0x0303, 0x0A03, 0x0003, 0x0803
 ENTRIES = [
@@ -225,7 +226,7 @@ def test_a_root_is_translated_between_both_views() -> None:
 
 
 def test_a_relative_root_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="'opt/driver' is not an absolute path"):
+    with fails(ConfigurationError, "PathRelative", match="opt/driver"):
         DriverRoot(root="opt/driver")
 
 

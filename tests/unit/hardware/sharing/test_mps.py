@@ -16,6 +16,7 @@ from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.mps_files import MAX_DAEMONS, DaemonState, DaemonStatus, MpsDaemon
 from tests.fakes.fuse import Killed
 from tests.fakes.sharing import Clock, FakeControl, FakeHost, Mortality, MortalNotes
+from tests.harness.raising import fails
 
 G1, G2 = (GpuUuid(f"GPU-00000000-0000-0000-0000-00000000000{number}") for number in (1, 2))
 M1 = "MIG-00000000-0000-0000-0000-000000000001"
@@ -80,7 +81,7 @@ def test_partitions_keep_their_gpus_compute_mode(world: World) -> None:
 
 def test_without_a_host_nothing_is_done_and_the_message_says_what_to_install(world: World) -> None:
     world.host.die()
-    with pytest.raises(MpsUnavailableError, match=r"no dra-driver mps-host runs on this node .*mpsHost.enabled=true"):
+    with fails(MpsUnavailableError, "HostMissing", match=r"mpsHost\.enabled=true"):
         world.client.ensure(DAEMON, within_s=10.0)
     assert world.is_clean()
     assert world.control.calls == []
@@ -121,7 +122,7 @@ def test_a_daemon_that_is_not_ready_in_time_is_taken_back(
     world: World, state: DaemonState, reason: str, said: str
 ) -> None:
     world.host.state, world.host.reason = state, reason
-    with pytest.raises(MpsUnavailableError, match=f"MPS daemon one is not ready in time: {said}"):
+    with fails(MpsUnavailableError, "NotReady", match="MPS daemon one"):
         world.client.ensure(DAEMON, within_s=3.0)
     assert world.is_clean()
     assert world.clock.now < 1000.0 + 3.0 + mps.UNDO_S + 0.2
@@ -129,7 +130,7 @@ def test_a_daemon_that_is_not_ready_in_time_is_taken_back(
 
 def test_a_daemon_that_failed_again_is_not_waited_for_any_longer(world: World) -> None:
     world.host.state, world.host.reason, world.host.restarts = "failed", "nvidia-cuda-mps-control is not below /", 1
-    with pytest.raises(MpsUnavailableError, match="one failed, nvidia-cuda-mps-control is not below /"):
+    with fails(MpsUnavailableError, "DaemonFailed", match="nvidia-cuda-mps-control"):
         world.client.ensure(DAEMON, within_s=60.0)
     assert world.clock.now < 1001.0
 
@@ -139,7 +140,7 @@ def test_readiness_of_another_generation_does_not_count(world: World) -> None:
     folder = world.host.folders.of("one")
     folder.make()
     world.clock.while_asleep = lambda: folder.write_status(DaemonStatus(generation="old", state="ready", shm="/x"))
-    with pytest.raises(MpsUnavailableError, match="not ready in time"):
+    with fails(MpsUnavailableError, "NotReady"):
         world.client.ensure(DAEMON, within_s=1.0)
 
 
@@ -178,7 +179,7 @@ def test_what_fails_on_the_way_is_taken_back(world: World, problem: str) -> None
 
 def test_a_gpu_is_under_one_daemon_at_most(world: World) -> None:
     world.client.ensure(DAEMON, within_s=5.0)
-    with pytest.raises(MpsUnavailableError, match=f"{G2} is under MPS daemon one already and cannot be under two too"):
+    with fails(MpsUnavailableError, "GpuTaken", match="one .* two"):
         world.client.ensure(MpsDaemon(id="two", devices=(G2,), gpus=(G2,)), within_s=5.0)
     assert world.client.daemons() == ("one",)
     assert world.control.modes == {G1: EXCLUSIVE, G2: EXCLUSIVE}
@@ -195,7 +196,7 @@ def test_a_release_waits_until_the_daemon_is_gone(world: World) -> None:
     """Its folders may not go, nor the compute mode change, while it runs."""
     world.client.ensure(DAEMON, within_s=5.0)
     world.host.ends_daemons = False
-    with pytest.raises(MpsUnavailableError, match=r"did not end within 2\.0 s, ready"):
+    with fails(MpsUnavailableError, "DaemonStuck", match=r"2\.0 s"):
         world.client.release("one", (), within_s=2.0)
     assert world.control.modes == {G1: EXCLUSIVE, G2: EXCLUSIVE}
     assert (world.folder / "pipe").is_dir()
@@ -217,7 +218,7 @@ def test_a_release_without_a_host_does_not_wait(world: World) -> None:
 
 
 def test_directories_before_the_first_start_are_an_error(world: World) -> None:
-    with pytest.raises(MpsUnavailableError, match="has not started it"):
+    with fails(MpsUnavailableError, "NotStarted"):
         world.client.directories("one")
 
 
@@ -318,9 +319,7 @@ def test_limits_are_by_default_position_and_uuid() -> None:
 
 @pytest.mark.parametrize("key", ["2", "-1", "1.0", "", "GPU-1", "٠", "0x0", "9" * 5000])
 def test_a_key_that_names_nothing_says_what_would(key: str) -> None:
-    with pytest.raises(
-        InvalidParametersError, match=f"names no device of this config: .* 0 to 1, or one of {G1}"
-    ) as told:
+    with fails(InvalidParametersError, "UnknownDevice", match=f"0 to 1, .*{G1}") as told:
         mps.memory_limits(limits(per_device={key: "1Gi"}), (G1, G2))
     assert len(str(told.value)) < 400
 

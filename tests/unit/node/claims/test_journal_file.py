@@ -19,6 +19,7 @@ from dra_driver.node.claims.journal.schema import SCHEMA_VERSION
 from tests.fakes.claims import gpu, ref, uid
 from tests.fakes.node_process import memory_folder
 from tests.fakes.stand_in import present
+from tests.harness.raising import fails
 from tests.unit.node.claims.test_journal import assigned, prepared
 
 
@@ -169,7 +170,7 @@ def test_an_index_that_contradicts_its_table_is_damage(path: Path) -> None:
 def test_a_device_without_its_claim_is_reported_as_damage(path: Path, journal: Journal) -> None:
     """No claim blocks the device and it cannot be assigned: another try does not help."""
     change(path, "DELETE FROM claim WHERE uid = ?", uid(0))
-    with pytest.raises(StorageError, match="it is damaged: restart the node process"):
+    with fails(StorageError, "JournalUnusable", match="SQLITE_"):
         journal.begin(ref(5), [assigned(0)])
     assert "is damaged" in (journal.problem or "")
 
@@ -212,7 +213,7 @@ def test_a_broken_value_found_later_is_reported_and_remembered(
 ) -> None:
     """Another try does not help, so the error promises none, and liveness requests the restart that does."""
     change(path, statement, value)
-    with pytest.raises(StorageError, match=r"it is damaged: restart the node process, which rebuilds it \(\w+\)$"):
+    with fails(StorageError, "JournalUnusable", match=r"\(\w+\)$"):
         journal.entries()
     assert "is damaged" in (journal.problem or "")
 
@@ -240,7 +241,7 @@ def test_only_the_newest_damaged_files_are_kept(tmp_path: Path) -> None:
 def test_damage_found_later_is_reported_and_remembered(path: Path, journal: Journal) -> None:
     assert journal.problem is None
     drop_table(path)
-    with pytest.raises(StorageError, match="restart the node process, which rebuilds it"):
+    with fails(StorageError, "JournalUnusable", match="tables"):
         journal.entries()
     assert "is damaged" in (journal.problem or "")
 
@@ -248,21 +249,21 @@ def test_damage_found_later_is_reported_and_remembered(path: Path, journal: Jour
 def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path, path: Path) -> None:
     """A downgrade must not delete the entries of the newer version; the error says what to do."""
     change(path, "PRAGMA user_version = 99")
-    with pytest.raises(ConfigurationError, match=r"newer version of the driver \(schema 99"):
+    with fails(ConfigurationError, "NewerSchema", match="schema 99"):
         open_at(path)
     assert list(tmp_path.glob("*.damaged-*")) == []
 
 
 def test_a_directory_that_cannot_be_created_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(StorageError, match=r"cannot open the journal .*state.db: (file exists|not a directory)"):
+    with fails(StorageError, "JournalNotOpened", match=r"state\.db"):
         open_at(tmp_path / "file" / "state.db")
 
 
 def test_a_start_that_fails_promises_no_other_try(tmp_path: Path) -> None:
     """The error is the last output of the process: it names the problem, and nothing tries again by itself."""
     (tmp_path / "state.db").mkdir()
-    with pytest.raises(StorageError, match=r"it must be a file or missing, .* \(SQLITE_CANTOPEN\)$"):
+    with fails(StorageError, "JournalUnusable", match=r"\(SQLITE_CANTOPEN\)$"):
         open_at(tmp_path / "state.db")
 
 
@@ -270,7 +271,7 @@ def test_a_database_locked_too_long_is_a_storage_error(path: Path, journal: Jour
     journal._connection.execute("PRAGMA busy_timeout = 1")
     with database(path) as blocker:
         blocker.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StorageError, match=r"another process has kept it locked .*; the driver retries$"):
+        with fails(StorageError, "JournalUnavailable", match="SQLITE_BUSY"):
             journal.begin(ref(7), [assigned(7)])
         blocker.execute("ROLLBACK")
         assert journal.entry(uid(7)) is None
@@ -283,7 +284,7 @@ def test_a_file_removed_under_an_open_journal_is_noticed(name: str, tmp_path: Pa
     assert journal.problem is None
     (tmp_path / name).unlink()
     assert str(tmp_path / name) in str(journal.problem)
-    with pytest.raises(StorageError, match="was removed or replaced while it was in use"):
+    with fails(StorageError, "JournalReplaced", match="claim-9"):
         journal.begin(ref(9), [assigned(9)])
     undoing = present(journal.start_unprepare(uid(0)))
     assert journal.forget(uid(0), undoing), "what was prepared before can still be freed"

@@ -23,6 +23,7 @@ from dra_driver.hardware.gpu.backend import MIG_MODE
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AttemptToken, State
 from dra_driver.node.claims.journal import Journal
 from tests.fakes.claims import FakeClock, claim, gpu, ref, result, uid
+from tests.harness.raising import fails
 from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, hardware
 from tests.unit.node.claims.test_journal import assigned
 
@@ -174,7 +175,7 @@ def test_no_claim_is_new_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
 def test_nothing_is_recorded_in_a_file_that_was_removed(run: Run) -> None:
     """Another process may use the file that is in its place: two claims would get one GPU."""
     (run.node.folder / "state.db").unlink()
-    with pytest.raises(StorageError, match="was removed or replaced"):
+    with fails(StorageError, "JournalReplaced"):
         run.journal.record_prepared([(ref(1), [whole(0)])])
 
 

@@ -20,6 +20,7 @@ from dra_driver.node.health import storage
 from dra_driver.node.health.fault import MOST_GPUS, RANK, FaultKey, FaultPhase, Faults, HealthFault, HealthRecord
 from dra_driver.node.health.machine import Moment, after_event, after_instances, after_reading, after_repair, after_time
 from dra_driver.node.health.storage import MOST_FAULTS, HealthFile, decode, encode, merged, merged_records, until
+from tests.harness.raising import fails
 from tests.unit.node.health.world import GPU, WALL, Node, at, ecc, reading, xid
 
 ILL = HealthRecord(boot_id="b", gpus={GPU: after_event({}, xid(79), at(1))})
@@ -92,7 +93,7 @@ def test_something_else_at_the_path_is_an_error_that_names_it(tmp_path: Path) ->
     path = tmp_path / "health.json"
     path.mkdir()
     assert HealthFile(path).read() is None
-    with pytest.raises(StorageError, match=r"health\.json cannot be written"):
+    with fails(StorageError, "NotWritten", match=r"health\.json"):
         HealthFile(path).exchange(ILL, clock=9, wall=WALL + 9)
 
 
@@ -100,7 +101,7 @@ def test_a_lock_that_another_process_keeps_is_an_error(tmp_path: Path, monkeypat
     monkeypatch.setattr(storage, "_LOCK_S", 0.0)
     lock = lock_file(tmp_path / "health.lock")
     try:
-        with pytest.raises(StorageError, match="locked by another process"):
+        with fails(StorageError, "Locked"):
             HealthFile(tmp_path / "health.json").exchange(ILL, clock=9, wall=WALL + 9)
     finally:
         os.close(lock)

@@ -25,6 +25,7 @@ from dra_driver.node.policy.policy_set import (
     save_set,
 )
 from tests.fakes.stand_in import present
+from tests.harness.raising import fails
 from tests.unit.node.policy.hardware import NODE, written
 
 
@@ -71,23 +72,23 @@ def test_a_fingerprint_changes_with_content_names_and_the_folder_itself(tmp_path
 
 
 def test_what_cannot_be_a_set_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="nowhere does not exist"):
+    with fails(ConfigurationError, "Missing", match="nowhere"):
         read_folder(tmp_path / "nowhere")
     (tmp_path / "a.yaml").write_bytes(b"#" * (policy_folder.MAX_FILE_BYTES + 1))
-    with pytest.raises(ConfigurationError, match=r"a.yaml is larger than 256 KiB"):
+    with fails(ConfigurationError, "TooLarge", match=r"a\.yaml .* 256 KiB"):
         read_folder(tmp_path)
     (tmp_path / "a.yaml").unlink()
     os.mkfifo(tmp_path / "b.yaml")
-    with pytest.raises(ConfigurationError, match=r"b.yaml is not a regular file"):
+    with fails(ConfigurationError, "NotAFile", match=r"b\.yaml"):
         read_folder(tmp_path)
     (tmp_path / "b.yaml").unlink()
     (tmp_path / "c.yaml").symlink_to("gone")
-    with pytest.raises(ConfigurationError, match=r"c.yaml does not exist"):
+    with fails(ConfigurationError, "Missing", match=r"c\.yaml"):
         read_folder(tmp_path)
     (tmp_path / "c.yaml").unlink()
     for number in range(policy_folder.MAX_FILES + 1):
         (tmp_path / f"{number}.yaml").touch()
-    with pytest.raises(ConfigurationError, match="has 65 policy files, at most 64"):
+    with fails(ConfigurationError, "TooManyFiles", match="65 .* 64"):
         read_folder(tmp_path)
 
 
@@ -95,7 +96,7 @@ def test_a_folder_in_place_of_a_file_is_named_and_costs_nothing(tmp_path: Path) 
     (tmp_path / "a.yaml").mkdir()
     before = sum(1 for _ in Path("/proc/self/fd").iterdir())
     for _ in range(3):
-        with pytest.raises(ConfigurationError, match=r"a.yaml is not a regular file"):
+        with fails(ConfigurationError, "NotAFile", match=r"a\.yaml"):
             read_folder(tmp_path)
     assert sum(1 for _ in Path("/proc/self/fd").iterdir()) == before
 
@@ -211,7 +212,7 @@ def test_of_more_policies_than_a_node_accepts_only_names_are_kept() -> None:
         others.append(keep(stored(f"p{number:04}", priority=1), *others))
     assert others[MAX_POLICIES - 1].data is not None
     assert others[MAX_POLICIES].data is None
-    with pytest.raises(RefusedSetError, match="200 policies are for this node, at most 128 are accepted"):
+    with fails(RefusedSetError, match="200 .* 128"):
         merge(PolicySet(), read_objects(others))
 
 
@@ -241,9 +242,7 @@ def test_an_object_takes_the_place_of_a_file_that_says_the_same() -> None:
 
 def test_an_object_that_says_something_else_than_a_file_of_its_name_is_refused() -> None:
     files = decode_set([written("a", priority=1)])
-    with pytest.raises(
-        RefusedSetError, match="GpuPolicy a: a file on this node defines a policy of the same name"
-    ) as e:
+    with fails(RefusedSetError, match="GpuPolicy a") as e:
         merge(files, read_objects([keep(stored("a", priority=2))]))
     assert list(e.value.reasons) == ["a"]
 
@@ -315,6 +314,6 @@ def test_a_set_that_cannot_be_saved_leaves_the_one_before(tmp_path: Path, monkey
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(StorageError, match=f"{path} cannot be written: No space left on device"):
+    with fails(StorageError, "NotWritten", match="No space left"):
         save_set(path, decode_set([]))
     assert load_set(path) == decode_set([POLICY])

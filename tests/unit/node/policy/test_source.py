@@ -16,6 +16,7 @@ from dra_driver.node.policy.policy_set import PolicyObject, PolicySet, kept
 from dra_driver.node.policy.resolve import survey
 from dra_driver.node.policy.source import PolicySets, PolicySource, standing_of
 from tests.fakes.stand_in import present
+from tests.harness.raising import fails
 from tests.unit.node.policy.hardware import NODE, node, share, uuid, whole, written
 
 
@@ -233,7 +234,7 @@ def test_objects_are_applied_and_a_change_is_noticed_once(objects: Desk, server:
 def test_before_the_first_answer_nothing_is_known(objects: Desk, server: Server) -> None:
     """With the default terms a reserved GPU would be offered to all for a moment."""
     assert not objects.source.is_known
-    with pytest.raises(DriverUnavailableError, match="objects not listed yet"):
+    with fails(DriverUnavailableError, "PoliciesUnknown"):
         objects.names()
     server.fails("GET /apis: no answer")
     objects.source.check()

@@ -19,6 +19,7 @@ from dra_driver.node.process.endpoints import GOOD_S, Probe
 from dra_driver.node.process.main import DEFAULT, M_MMAP_THRESHOLD, keep_large_blocks_apart, trimmer
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, private_path
+from tests.harness.raising import fails
 
 
 class Clock:
@@ -290,7 +291,7 @@ def test_every_driver_name_gets_sockets_that_fit_and_differ_between_pods(length:
 
 @pytest.mark.parametrize("name", ["r" * 100, "ü" * 45], ids=["characters", "bytes"])
 def test_directory_that_is_too_long_by_itself_is_an_error_with_numbers(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"bytes, the limit is 107: .* --kubelet-reg"):
+    with fails(ConfigurationError, "PathTooLong", match="107: .* --kubelet-reg"):
         choose(registrar_dir=Path("/" + name))
 
 
