@@ -30,7 +30,7 @@ _FOLDER = re.compile(r"/dn\w{8}(?=/)")
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Show what the doctor says of each broken set-up")
+    parser = argparse.ArgumentParser(description="Show the doctor's first finding of each broken setup")
     parser.add_argument(
         "--write", action="store_true", help="write docs/internals/doctor/last-run.json; then run make gen"
     )
@@ -72,9 +72,10 @@ def said(name: str, first: Finding | None, took_s: float) -> dict[str, Any]:
     """One row of a table, without the names of temporary folders."""
     ms = round(took_s * 1000)
     if first is None:
-        return {"name": name, "layer": "", "status": "", "subject": "", "seen": "nothing", "ms": ms}
+        return {"name": name, "layer": "", "status": "", "reason": "", "subject": "", "seen": "no finding", "ms": ms}
     subject, seen = (without_folders(text) for text in (first.object, first.seen))
-    return {"name": name, "layer": first.layer, "status": first.status, "subject": subject, "seen": seen, "ms": ms}
+    found = {"layer": first.layer, "status": first.status, "reason": first.reason, "subject": subject, "seen": seen}
+    return {"name": name, **found, "ms": ms}
 
 
 def without_folders(text: str) -> str:
