@@ -13,6 +13,8 @@ from typing import Any
 DATA = Path("docs/internals/rights/last-run.json")
 PAGE = Path("docs/internals/rights.md")
 MAX_COLUMNS = 120
+MANY = 20
+"""Requests of earlier tables from which a table counts them instead of listing them again."""
 INTRODUCTION = """# Permissions: used and refused requests
 
 This page is generated from `docs/internals/rights/last-run.json`. Do not edit it. `tests/e2e/test_rights.py` ran on
@@ -52,7 +54,8 @@ PARTS = {"optional": OPTIONAL, "readers": READERS}
 REFUSED = """
 ## Refused requests
 
-`node-a` is the Node of the token, `node-b` another node.
+`node-a` is the Node of the token, `node-b` another node. `last-run.json` lists each request with the API server's
+answer.
 """
 
 
@@ -76,7 +79,10 @@ def page(figures: Mapping[str, Any]) -> str:
         parts.append(PARTS[name].format(values=more, version=part["version"].lstrip("v")))
         parts += [used(process, rows) for process, rows in part["used"].items()]
     parts.append(REFUSED)
-    parts += [refused(who, rows) for each in (figures, *optional.values()) for who, rows in each["refused"].items()]
+    seen: set[str] = set()
+    parts += [
+        refused(who, rows, seen) for each in (figures, *optional.values()) for who, rows in each["refused"].items()
+    ]
     return "\n".join(parts)
 
 
@@ -93,12 +99,18 @@ def used(process: str, rows: list[dict[str, Any]]) -> str:
     return "\n".join([*lines, ""])
 
 
-def refused(who: str, rows: list[dict[str, str]]) -> str:
+def refused(who: str, rows: list[dict[str, str]], seen: set[str]) -> str:
+    """The table of one account. Requests in ``seen``, those of earlier tables, are only counted if they are many."""
     tried: dict[str, list[str]] = {}
     for row in rows:
         tried.setdefault(by(row["said"]), []).append(row["what"])
     lines = [f"### Account: {who} ({len(rows)} requests)", "", "| refused by | requests |", "|---|---|"]
-    lines += [f"| {each} | {'; '.join(dict.fromkeys(what))} |" for each, what in tried.items()]
+    for each, what in tried.items():
+        known = [one for one in dict.fromkeys(what) if one in seen]
+        listed = [one for one in dict.fromkeys(what) if one not in known or len(known) < MANY]
+        above = [f"{len(known)} requests of the tables above"] if len(known) >= MANY else []
+        lines.append(f"| {each} | {'; '.join(above + listed)} |")
+    seen.update(row["what"] for row in rows)
     return "\n".join([*lines, ""])
 
 
