@@ -1,8 +1,9 @@
-"""Regenerates what is derived and checked in: protobuf code from protos/, schemas from the models in config/schemas,
-deploy/base from deploy/chart, docs/internals/performance.md and docs/internals/faults.md from their last runs, the
-tables of docs/conformance.md from the checks, docs/cli.md from the parsers, docs/internals/doctor-faults.md from the
-last run of doctor, tests/golden/messages.txt from the source, the table of XIDs in docs/health.md from the data of the
-package, Grafana's dashboards from deploy/dashboards.yaml.
+"""Regenerate the files that are derived and checked in.
+
+These are protobuf code from protos/, schemas from the models in config/schemas, deploy/base from deploy/chart,
+Grafana's dashboards from deploy/dashboards.yaml, tests/golden/messages.txt and interface.txt from the source, and
+pages of docs: performance, faults, doctor-faults and rights from their last runs, cli from the parsers, the tables of
+conformance and health from the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -34,6 +35,7 @@ import dashboards  # noqa: E402 - as below
 import doctor_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
+import interface  # noqa: E402 - as below
 import kube_objects  # noqa: E402 - as below
 import messages  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
@@ -90,6 +92,7 @@ def generate(target: Path) -> None:
     rights_docs.generate(ROOT, target)
     cli_docs.generate(target)
     messages.generate(ROOT, target)
+    interface.generate(ROOT, target)
     admission_manifests.generate(target)
     dashboards.generate(ROOT, target)
     chart_manifests.generate(ROOT, target)  # after everything that it renders
@@ -133,6 +136,7 @@ def generated_files(root: Path) -> dict[str, bytes]:
     found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root) + dashboards.outputs(root)
     found += (
         messages.outputs(root)
+        + interface.outputs(root)
         + faults_docs.outputs(root)
         + chart_manifests.outputs(root)
         + admission_manifests.outputs(root)
