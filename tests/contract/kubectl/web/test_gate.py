@@ -305,8 +305,8 @@ def test_a_namespace_is_shown_with_the_rights_that_are_missing(site: Site, brows
     found = pages(site, browser)
     assert "team/mine" in found["/claims"]
     assert "team/waits" in found["/pending"]
-    assert "Which GPUs there are is not known" in found["/"]
-    assert "Which devices are published is not known" in found["/capacity"]
+    assert "Cannot read the published GPUs" in found["/"]
+    assert "Cannot read the published devices" in found["/capacity"]
     for page in found.values():
         assert "this user may not list resourceslices.resource.k8s.io (403)" in page
         assert "kubectl auth can-i list nodes" in page

@@ -214,7 +214,7 @@ def test_the_table_names_the_gpus_of_a_pair(state: str, capsys: pytest.CaptureFi
     assert "switch: 8 GPUs" in shown
     assert "default/train" in shown
     assert main(["topology", "--cluster-state", state, "--node", "none"]) == 0
-    assert "No device says where it is." in capsys.readouterr().out
+    assert "No device has topology attributes." in capsys.readouterr().out
 
 
 def test_json_has_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:

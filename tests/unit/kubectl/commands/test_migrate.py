@@ -50,7 +50,7 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
     assert yaml.safe_load((folder / "values.yaml").read_text()) == {"mpsHost": {"enabled": True}}
     assert "2 documents: 1 policy" in capsys.readouterr().out
     assert main(["migrate", manifest, "--output", str(folder)]) == 2
-    assert "expected a new or an empty folder" in capsys.readouterr().err
+    assert "expected a new or empty directory" in capsys.readouterr().err
 
 
 def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> No
 def test_a_missing_right_is_named_and_the_rest_is_read_unless_the_api_server_does_not_answer() -> None:
     lists, problems = Lists(nodes=ForbiddenError("no"), pods=[{"metadata": {"name": "p"}, "spec": {}}]), list[str]()
     assert [each.name for each in cluster_documents(lists, "team-a", problems)] == ["p"]
-    assert problems == ["cluster: you may not list nodes; the right to list them is missing, so they are left out"]
+    assert problems == ["cluster: skipped nodes: no permission to list them"]
     assert "/api/v1/namespaces/team-a/pods" in lists.asked
     problems.clear()  # a cluster without the operator has no ClusterPolicies
     lists = Lists(clusterpolicies=NotFoundError("not served"))

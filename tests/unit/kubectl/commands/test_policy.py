@@ -198,7 +198,9 @@ def test_a_policy_that_was_deleted_meanwhile_is_told(capsys: pytest.CaptureFixtu
     assert "its fields cannot be read" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("node", "gpu", "said"), [("b", "gpu-0", "no GpuNode b"), ("a", "gpu-9", "has no GPU gpu-9")])
+@pytest.mark.parametrize(
+    ("node", "gpu", "said"), [("b", "gpu-0", "GpuNode b does not"), ("a", "gpu-9", "has no GPU gpu-9")]
+)
 def test_an_unknown_gpu_is_a_sentence(node: str, gpu: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):
         explain_gpu(Api(POOL), node, gpu)

@@ -70,7 +70,7 @@ def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told
 def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster: Cluster) -> None:
     cluster.record("SimulatedFault")
     cluster.taint("gpu-0")
-    with pytest.raises(DraError, match="started without --simulate and ignores the annotation"):
+    with pytest.raises(DraError, match="without --simulate"):
         cluster.command().inject("gpu-0", "xid=79", 15)
     assert cluster.now >= 15
     assert ANNOTATION in cluster.annotations
@@ -95,7 +95,7 @@ def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster:
 def test_a_refusal_of_another_fault_is_not_taken_for_this_one(cluster: Cluster) -> None:
     cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
     cluster.command().inject("gpu-0", "xid=13", 600)
-    assert "counted only" in cluster.said[-1]
+    assert "only counted" in cluster.said[-1]
     assert cluster.now < 10
 
 
@@ -158,7 +158,7 @@ def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) 
 def test_a_device_that_cannot_be_read_is_told_once_and_the_others_are_there(cluster: Cluster) -> None:
     cluster.odd = [{"name": "gpu-7", "taints": 5}, {"name": "gpu-8", "capacity": {"memory": 5}}]
     cluster.command().inject("gpu-8", "ecc", 0)
-    with pytest.raises(ConfigurationError, match="has no device 'gpu-7' that can be read: see the notes above"):
+    with pytest.raises(ConfigurationError, match="no readable device 'gpu-7'"):
         cluster.command().inject("gpu-7", "ecc", 0)
     note = "note: of gpu-a: gpu-7 cannot be read: taints: expected a list, got a number: '5'"
     assert cluster.said == [note, "gpu-8 of gpu-a: ecc injected", note]
