@@ -76,7 +76,7 @@ def test_an_input_that_cannot_be_read_is_status_1(tmp_path: Path, capsys: pytest
     assert main(["migrate", str(path)]) == 1
     out, err = capsys.readouterr()
     assert "kind: Pod" in out
-    assert "cannot be read: " in err
+    assert "cannot read: " in err
 
 
 class Lists:
