@@ -137,7 +137,7 @@ def test_pods_and_events_that_cannot_be_read_are_gaps_and_new_gpu_nodes_left_out
     # GpuNodes without a status are left out.
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
     found = read_from(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
-    assert list(found.told) == ["n"]
+    assert list(found.statuses) == ["n"]
 
 
 def test_answers_are_computed_for_each_state_once() -> None:

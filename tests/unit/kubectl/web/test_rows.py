@@ -184,5 +184,5 @@ def test_without_the_past_charts_begin_now_and_say_so() -> None:
     history = UseHistory(report, lambda: NOW, past)
     for _ in range(2):
         now = history.read()
-        assert now.report.gaps == ("charts begin now: no Prometheus there",)
+        assert now.report.gaps == ("charts start now: no Prometheus there",)
     assert len(now.points_of_gpu("n", "gpu-0")) == 2
