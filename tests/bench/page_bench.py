@@ -15,8 +15,8 @@ from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
+from dra_driver.kubectl.web.access_control import Keys
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.gate import Keys
 from dra_driver.kubectl.web.reading import (
     Derived,
     FileSource,

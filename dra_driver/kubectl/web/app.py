@@ -22,8 +22,8 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.text import cut, gib, listed, printable, span
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import LEGEND, ClaimRow
+from dra_driver.kubectl.web.access_control import AccessControl, Keys
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
-from dra_driver.kubectl.web.gate import BrowserGate, Keys
 from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, ReadFailure, SeenCluster, WorkedOut
 from dra_driver.kubectl.web.rows import (
     EXAMPLE,
@@ -117,7 +117,7 @@ def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASG
     ]
     handlers: Mapping[Any, Any] = {404: pages.missing, 500: pages.broken}
     app = Starlette(routes=[Mount(f"/{keys.folder}", routes=routes)], exception_handlers=handlers)
-    return BrowserGate(app, keys, hosts)
+    return AccessControl(app, keys, hosts)
 
 
 def templates() -> Environment:

@@ -13,8 +13,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
+from dra_driver.kubectl.web.access_control import ADMITTED, Keys
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.gate import ADMITTED, Keys
 from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 

@@ -9,7 +9,7 @@ import pytest
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.web.gate import Keys
+from dra_driver.kubectl.web.access_control import Keys
 from dra_driver.kubectl.web.reading import Derived, LiveSource, Periodic, read_from, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory
 from tests.unit.kubectl.web.objects import seen, small_state

@@ -64,7 +64,7 @@ class Keys:
         return any(compare_digest(each.encode(), self._cookie.encode()) for each in cookies)
 
 
-class BrowserGate:
+class AccessControl:
     """Pass requests with the cookie to ``app`` and reject all others."""
 
     def __init__(self, app: ASGIApp, keys: Keys, hosts: Iterable[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dra_driver.core.errors import ForbiddenError
 from dra_driver.kube.state import KINDS
-from dra_driver.kubectl.web.gate import ADMITTED
+from dra_driver.kubectl.web.access_control import ADMITTED
 from dra_driver.kubectl.web.reading import LiveSource, read_from
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import claim, share, small_state, waiting_pod
