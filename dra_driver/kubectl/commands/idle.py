@@ -9,7 +9,7 @@ from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import print_json, print_table
 from dra_driver.kubectl.commands.usage_source import Cell, print_csv
 from dra_driver.kubectl.usage.device_use import camel
-from dra_driver.kubectl.usage.waste import WasteFinding, WasteRow, judge
+from dra_driver.kubectl.usage.idle_report import IdleRow, UsageFinding, classify
 
 DESCRIPTION: Final = """\
 List idle claims, and claims that would fit into a smaller MIG profile or share: their peak memory in the window plus
@@ -38,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     report, size_of = usage_source.read_joined(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
     usage_source.tell_source(report)
-    rows = judge(uses, idle_after_s=after_s, size_of=size_of)
-    shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
+    rows = classify(uses, idle_after_s=after_s, size_of=size_of)
+    shown = [row for row in rows if args.all or row.finding is not UsageFinding.USED]
     if args.output == "json":
         items = [dict(zip(map(camel, _CSV), _values(row), strict=True)) for row in shown]
         about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps}
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _cells(row: WasteRow) -> Sequence[str]:
+def _cells(row: IdleRow) -> Sequence[str]:
     use, enough, finding = row.use, row.enough, row.finding.value
     if enough is not None:
         profile = f"{enough.profile} or " if enough.profile else ""
@@ -62,7 +62,7 @@ def _cells(row: WasteRow) -> Sequence[str]:
     return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), finding, listed(use.pods))
 
 
-def _values(row: WasteRow) -> Sequence[Cell]:
+def _values(row: IdleRow) -> Sequence[Cell]:
     use, enough = row.use, row.enough
     fits = (enough.profile, enough.share_bytes) if enough is not None else (None, None)
     names = (use.namespace, use.claim, use.node, use.device)

@@ -15,8 +15,8 @@ from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
 from dra_driver.kubectl.commands.usage_source import Cell, note_of
 from dra_driver.kubectl.usage import quota
+from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify
 from dra_driver.kubectl.usage.quota import CountedClaim, QuotaRow, UnlimitedClass
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
 
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
@@ -78,8 +78,8 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int) -> Counter[tuple[str, str]]:
     report = usage_source.read_use(args, "24h")
     usage_source.tell_source(report)
-    rows = judge(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
-    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is WasteFinding.IDLE}
+    rows = classify(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
+    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is UsageFinding.IDLE}
     if not report.uses:
         print("note: no usage data for any claim, so none counts as idle", file=sys.stderr)
     return Counter(

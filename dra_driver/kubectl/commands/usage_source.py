@@ -24,7 +24,7 @@ from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, claims_held, decode
 from dra_driver.kubectl.usage.history import History, queries
-from dra_driver.kubectl.usage.waste import DeviceSize, joined, sizes_in
+from dra_driver.kubectl.usage.idle_report import DeviceSize, joined, sizes_in
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
