@@ -24,7 +24,14 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import LEGEND, ClaimRow
 from dra_driver.kubectl.web.access_control import AccessControl, Keys
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
-from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, ReadFailure, SeenCluster, WorkedOut
+from dra_driver.kubectl.web.reading import (
+    BackgroundResult,
+    BackgroundResults,
+    LastRead,
+    Periodic,
+    ReadFailure,
+    SeenCluster,
+)
 from dra_driver.kubectl.web.rows import (
     EXAMPLE,
     MAX_BYTES,
@@ -93,7 +100,7 @@ class PageSources(Struct, frozen=True, kw_only=True):
     """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster."""
 
     cluster: Periodic[SeenCluster]
-    derived: Derived
+    background_results: BackgroundResults
     about: str
     use: Periodic[UseNow] | None = None
 
@@ -275,7 +282,7 @@ class Pages:
     def _look(self) -> SeenState:
         cluster, use = self._sources.cluster, self._sources.use
         # Read before the values: a value that changes in between is sent again.
-        changes = (cluster.changes, use.changes if use else 0, self._sources.derived.changes)
+        changes = (cluster.changes, use.changes if use else 0, self._sources.background_results.changes)
         reading, trouble = cluster.asked(), cluster.trouble
         problem = "readings fail" if trouble else "not read yet" if reading is None else ""
         if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
@@ -291,12 +298,12 @@ class Pages:
 
     def _worked_out(
         self, seen: SeenState, key: Hashable, compute: Callable[[ClusterState], object]
-    ) -> WorkedOut | None:
+    ) -> BackgroundResult | None:
         if seen.reading is None:
             return None
-        return self._sources.derived.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
+        return self._sources.background_results.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
 
-    def _explained(self, seen: SeenState, namespace: str, name: str) -> WorkedOut | None:
+    def _explained(self, seen: SeenState, namespace: str, name: str) -> BackgroundResult | None:
         return self._worked_out(seen, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:

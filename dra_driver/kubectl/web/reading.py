@@ -40,7 +40,7 @@ BUILT_BEFORE_SWEEP: Final = 500
 
 
 class Collector(Protocol):
-    """Subset of the module ``gc`` that `Heap` uses."""
+    """Subset of the module ``gc`` that `GcControl` uses."""
 
     def disable(self) -> None: ...
     def enable(self) -> None: ...
@@ -49,7 +49,7 @@ class Collector(Protocol):
     def collect(self) -> int: ...
 
 
-class Heap:
+class GcControl:
     """Control garbage collection of this process. Thread-safe."""
 
     def __init__(self, collector: Collector = gc) -> None:
@@ -83,7 +83,7 @@ class Heap:
             self._collector.freeze()
 
 
-heap: Final = Heap()
+gc_control: Final = GcControl()
 
 
 # --- Slow answers: computed in one thread, kept until the state changes. A page immediately gets the last answer, if
@@ -95,7 +95,7 @@ MAX_KEPT: Final = 500
 _STOP_S: Final = 2.0
 
 
-class WorkedOut(Struct, frozen=True, kw_only=True):
+class BackgroundResult(Struct, frozen=True, kw_only=True):
     """``value`` of the state with this number, or the ``problem`` that prevented it."""
 
     number: int
@@ -103,13 +103,13 @@ class WorkedOut(Struct, frozen=True, kw_only=True):
     problem: str = ""
 
 
-class Derived:
+class BackgroundResults:
     """Compute answers by key, one at a time. Call ``ask`` from any thread, ``start`` and ``stop`` from one owner."""
 
-    def __init__(self, building: Callable[[], AbstractContextManager[None]] = heap.building) -> None:
+    def __init__(self, building: Callable[[], AbstractContextManager[None]] = gc_control.building) -> None:
         self._building = building
         self._lock = threading.Lock()  # guards the two below
-        self._answers: dict[Hashable, WorkedOut] = {}
+        self._answers: dict[Hashable, BackgroundResult] = {}
         self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
         self.changes = 0
         """Number of computed answers."""
@@ -121,7 +121,7 @@ class Derived:
     def stop(self) -> None:
         self._worker.stop(_STOP_S)
 
-    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
+    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> BackgroundResult | None:
         """Return the last answer for ``key``. If it is not of state ``number``, schedule its computation."""
         with self._lock:
             known = self._answers.get(key)
@@ -139,9 +139,9 @@ class Derived:
             number, compute = self._wanted.pop(key)
         with self._building():
             try:
-                answer = WorkedOut(number=number, value=compute())
+                answer = BackgroundResult(number=number, value=compute())
             except Exception as error:  # noqa: BLE001 - the thread continues, and the page shows it
-                answer = WorkedOut(number=number, problem=_sentence(error))
+                answer = BackgroundResult(number=number, problem=_sentence(error))
         with self._lock:
             self._answers.pop(key, None)
             self._answers[key] = answer
@@ -286,7 +286,7 @@ class ReadsCluster(Protocol):
 
 
 def read_without_collection(source: ReadsCluster) -> SeenCluster:
-    with heap.building():
+    with gc_control.building():
         return read_from(source)
 
 

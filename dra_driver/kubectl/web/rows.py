@@ -79,24 +79,24 @@ def key_of(use: ClaimDeviceUse) -> Key:
 
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
-    places = {
+    parts = {
         (part.namespace, part.claim, gpu.driver, part.pool, part.device, part.share_id): (node, gpu, part)
         for node in fleet.nodes
         for gpu in node.gpus
         for part in (*gpu.parts, *gpu.admins)
     }
-    return [_view(claim, places, uses) for claim in claims]
+    return [_view(claim, parts, uses) for claim in claims]
 
 
-Places = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
+PartsByDevice = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
 
 
-def _view(claim: ClaimRow, places: Places, uses: Uses) -> ClaimOnPage:
+def _view(claim: ClaimRow, parts: PartsByDevice, uses: Uses) -> ClaimOnPage:
     devices = []
     same = Counter((each.node, each.device, each.share_id) for each in claim.devices)
     for each in claim.devices:
-        place = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
-        node, gpu, part = places.get(place, (None, None, None))
+        allocated = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
+        node, gpu, part = parts.get(allocated, (None, None, None))
         # Exporters name devices without their pool: use is ambiguous if two devices share a name.
         key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
         row = ClaimDeviceRow(

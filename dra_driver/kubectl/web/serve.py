@@ -15,7 +15,14 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.access_control import ADMITTED, Keys
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
+from dra_driver.kubectl.web.reading import (
+    BackgroundResults,
+    Periodic,
+    ReadsCluster,
+    gc_control,
+    read_without_collection,
+    same_cluster,
+)
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 
 
@@ -81,14 +88,18 @@ def serve(
         keys = Keys()
         sources = PageSources(
             cluster=Periodic(
-                "page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster, rest=heap.sweep
+                "page-cluster",
+                lambda: read_without_collection(source),
+                interval_s,
+                same=same_cluster,
+                rest=gc_control.sweep,
             ),
-            derived=Derived(),
+            background_results=BackgroundResults(),
             about=about,
             use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
-        readers = [each for each in (sources.cluster, sources.derived, sources.use) if each is not None]
+        readers = [each for each in (sources.cluster, sources.background_results, sources.use) if each is not None]
         for reader in readers:
             reader.start()
         try:

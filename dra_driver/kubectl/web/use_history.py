@@ -181,9 +181,9 @@ def _line(values: Sequence[float | None], points: Sequence[Point]) -> str:
         return ""
     first, last = points[0].at.timestamp(), points[-1].at.timestamp()
     length = max(last - first, 1.0)
-    places = [
+    vertices = [
         f"{WIDTH * (point.at.timestamp() - first) / length:.1f},{HEIGHT * (1 - min(max(value, 0.0), 1.0)):.1f}"
         for point, value in zip(points, values, strict=True)
         if value is not None
     ]
-    return " ".join(places) if len(places) > 1 else ""
+    return " ".join(vertices) if len(vertices) > 1 else ""

@@ -200,7 +200,7 @@ def test_a_reading_between_page_and_connection_is_announced(site: Site, browser:
         site.read(small_state(claim(f"for{path}", "n")))
         assert announced(site, cookie)[0] != number, path
     answered = number_of(browser.get(f"{site.base}/capacity").text)
-    assert site.sources.derived.compute_one()
+    assert site.sources.background_results.compute_one()
     assert announced(site, cookie)[0] != answered
 
 
