@@ -79,7 +79,7 @@ def test_merge_keys_and_aliases_are_followed() -> None:
          "aliases expand to more than"),
         ("? [a]\n: b", "a key must be text"),
         ("a: [1", "not valid YAML"),
-        ("a: \x01", "not allow"),
+        ("a: \x01", "invalid character"),
         ("%YAML 9.9\n---\na: 1", "not valid YAML"),
     ],
 )  # fmt: skip
