@@ -52,7 +52,7 @@ def test_a_pod_on_an_unhealthy_gpu_is_fine_in_no_answer(cause: HealthCause) -> N
     (model,) = survey(state).models
     assert (model.gpus.used, model.gpus.held_unhealthy, _gpus(model)[4]) == (1, 1, "1 held unhealthy")
     (page,) = fleet_of(state.slices, state.nodes, [claim], {}).nodes
-    assert [each.is_sick for each in page.gpus] == [True, False]
+    assert [each.is_unhealthy for each in page.gpus] == [True, False]
 
 
 @pytest.mark.parametrize("taint", [DRAINED, {"key": "gpu.nvidia.com/unmonitored", "effect": "None"}, None])
@@ -61,7 +61,10 @@ def test_a_drained_or_unwatched_gpu_is_not_unhealthy(taint: Obj | None) -> None:
     assert explained(state, dict(state.pods[0])).verdict.answer is Answer.RUNNING
     claims = claims_of(state, NOW)
     assert survey(state).models[0].gpus.held_unhealthy == 0
-    assert [each.is_sick for each in fleet_of(state.slices, state.nodes, claims, {}).nodes[0].gpus] == [False, False]
+    assert [each.is_unhealthy for each in fleet_of(state.slices, state.nodes, claims, {}).nodes[0].gpus] == [
+        False,
+        False,
+    ]
 
 
 def test_a_held_device_that_is_not_published_has_unknown_health() -> None:

@@ -224,7 +224,7 @@ def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     """A share that requests only memory also needs all of the compute."""
     claims = [share("one", memory="50Gi", percent="70")]
     report = asked_of_h100(asking(memory="10Gi"), sharing=MPS, claims=claims)
-    message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
+    message = "not enough computePercent: 100 requested (default of a request without it)"
     assert report.requests[0].reasons[-1].message == message
     less = "request capacity.requests.computePercent: 30 or less"
     assert fix(report).startswith(f"{less}; or end the workload that uses it")
@@ -247,7 +247,7 @@ def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
     # A share of an exclusive GPU points to a policy.
     report = asked_of_h100(asking(memory="1Gi", computePercent="10"))
     message = report.requests[0].reasons[-1].message
-    assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
+    assert message == "has no capacity computePercent (10 requested): the device is not shared"
     assert "GpuPolicy" in fix(report)
 
 
