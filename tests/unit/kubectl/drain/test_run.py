@@ -133,7 +133,7 @@ def test_a_user_who_may_not_evict_is_told_where() -> None:
     run = Run(api, replace(ALL, evict=True), timeout_s=0.0)
     with pytest.raises(DrainFailedError):
         run.drain()
-    assert run.report.not_evicted == {"team/a": "this user may not create pods/eviction in namespace team"}
+    assert run.report.not_evicted == {"team/a": "no permission to create pods/eviction in namespace team"}
 
 
 def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() -> None:
@@ -200,7 +200,7 @@ def test_a_node_process_that_does_not_answer_is_named() -> None:
         run.drain()
     assert run.now == pytest.approx(60.0)
     assert run.report.annotation == "all"
-    assert any("stays" in text for text in state_left(run.report))
+    assert any("is kept" in text for text in state_left(run.report))
 
 
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
@@ -416,9 +416,9 @@ def ended(error: BaseException | None, output: str, capsys: pytest.CaptureFixtur
 def test_an_interrupt_says_what_state_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = ended(KeyboardInterrupt(), "text", capsys)
     assert (status, err) == (130, "kubectl dra drain: interrupted\n")
-    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a stays" in out
+    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a is kept" in out
     assert "evicted pods stay evicted: team/web-1" in out
-    assert "kubectl dra undrain gpu-a gives the GPUs back" in out
+    assert "kubectl dra undrain gpu-a undrains the GPUs" in out
 
 
 def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
