@@ -135,7 +135,7 @@ def test_usage_says_who_told_it_and_what_is_not_known(capsys: Printed) -> None:
     assert kubectl.main(["usage"]) == 0
     out, err = capsys.readouterr()
     assert "from 1 of 1 exporters, window 1 h" in err
-    assert "does not know utilisation: MIG without GPM" in err
+    assert "cannot measure utilisation: MIG without GPM" in err
     lines = {line.split()[1]: line.split() for line in out.splitlines()}
     assert lines["train"][3:9] == ["gpu-0", "60", "GiB", "80", "GiB", "60"]
     assert lines["hidden"][4] == "?"
@@ -401,7 +401,7 @@ def test_an_odd_entry_of_a_quota_hides_no_other_and_an_odd_claim_counts(server: 
     [
         ((200, b"<html>"), "not JSON"),
         ((200, b"[" * 50_000), "not JSON"),
-        ((200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "no vector"),
+        ((200, b'{"status": "success", "data": {"resultType": "matrix", "result": []}}'), "not a vector"),
         ((422, b'{"status": "error", "error": "bad\x1b[2J"}'), "answered 422: "),
         ((302, b""), "answered 302"),
     ],

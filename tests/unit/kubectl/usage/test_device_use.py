@@ -120,7 +120,7 @@ def test_another_version_is_refused_and_claims_are_bounded_and_gaps_said() -> No
         decode({**ANSWER, "version": 2})
     assert len(decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)}).uses) == MAX_CLAIMS
     told = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
-    assert told.gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
+    assert told.gaps == ["node gpu-a: the exporter cannot measure processes: NVML says no permission"]
 
 
 def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
@@ -216,7 +216,7 @@ def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> 
     (use,) = history.uses()
     assert getattr(use, field) is None
     (gap,) = history.gaps()
-    assert gap.startswith(f"1 values of Prometheus cannot be and are left out: {field} of a/x on gpu-0")
+    assert gap.startswith(f"1 impossible values of Prometheus were skipped: {field} of a/x on gpu-0")
 
 
 def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
@@ -238,7 +238,7 @@ MATRIX = {"status": "success", "data": {"resultType": "matrix", "result": []}}
 
 @pytest.mark.parametrize("wrong", [None, [], {}, REFUSAL, MATRIX])
 def test_what_is_no_answer_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"refused the question|is no vector"):
+    with pytest.raises(ValueError, match=r"rejected the query|is not a vector"):
         History(60).add("processes", wrong)
 
 
