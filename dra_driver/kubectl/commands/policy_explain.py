@@ -60,13 +60,14 @@ def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
     except NotFoundError as error:
         raise ConfigurationError(
             f"GpuNode {node} does not exist: the node has no node process that writes one, or the cluster lacks the"
-            f" CustomResourceDefinitions ({error})"
+            f" CustomResourceDefinitions ({error})",
+            reason="GpuNodeMissing",
         ) from error
     status = node_status_of(written)
     gpu = next((each for each in status.gpus if name in (each.name, each.uuid)), None) if status else None
     if status is None or gpu is None:
         known = ", ".join(each.name for each in status.gpus) if status else ""
-        raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}")
+        raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}", reason="GpuMissing")
     print(f"{gpu.name} of node {node}: {gpu.product_name or 'unnamed'}, {gpu.uuid}")
     applied = next((each for each in status.policies if each.name == gpu.policy), None)
     source = f" ({applied.origin.value.lower()})" if applied is not None else ""

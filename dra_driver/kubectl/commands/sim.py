@@ -345,7 +345,8 @@ class FaultCommand:
             raise DraError(
                 f"{what}: no reaction within {wait_s:g} s. The node process of {self._node} is not running, cannot "
                 "reach the API server, or runs without --simulate. Remove the annotation "
-                f"{ANNOTATION}: dra-driver sim recover {self._node}"
+                f"{ANNOTATION}: dra-driver sim recover {self._node}",
+                reason="NoReaction",
             )
 
     def _taints(self) -> Mapping[str, frozenset[str]]:

@@ -91,7 +91,8 @@ class _Drain:
             raise DrainFailedError(
                 f"node {self._options.node}: its devices have no taint after {TAINT_S:.0f} s. Its node process is "
                 "not running, cannot reach the API server, or is older than this command. Check kubectl -n dra-driver "
-                "get pods -o wide"
+                "get pods -o wide",
+                reason="NotTainted",
             )
         self._report.tainted = True
         count = len(self._report.gpus)
@@ -105,7 +106,7 @@ class _Drain:
         """Wait until no claim uses the GPUs; evict pods if requested."""
         self._report.free = self._patience.wait_for(self._is_free)
         if not self._report.free:
-            raise DrainFailedError(self._still_held())
+            raise DrainFailedError(self._still_held(), reason="DevicesInUse")
         self._say("free: no claim uses these GPUs")
 
     def detach(self) -> None:
@@ -121,7 +122,8 @@ class _Drain:
             raise DrainFailedError(
                 f"node {node} has not confirmed that it detached from the NVIDIA driver: no event DriverDetached with "
                 f"{reason!r}. Check /readyz of its node process. Events expire after one hour: the event of an earlier "
-                "request can be missing"
+                "request can be missing",
+                reason="DetachUnconfirmed",
             )
         self._say("detached: this driver does not use the NVIDIA driver")
 
@@ -218,7 +220,8 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     if gpus is not None and asked.every:
         raise ConfigurationError(
             f"node {node}: cannot undrain single GPUs: the whole node is drained. Run kubectl dra undrain {node}, "
-            "then drain the remaining GPUs"
+            "then drain the remaining GPUs",
+            reason="WholeNodeDrained",
         )
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
     text, changed = change_drain(api, node, lambda found: found.without(gpus))

@@ -427,7 +427,7 @@ def test_a_prometheus_that_is_away_is_not_replaced_by_another_source(server: Ser
 def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
     stage, url = server
     stage.prometheus = (200, b" " * 4096)
-    with pytest.raises(PrometheusError, match=r"response took longer|no answer from"):
+    with pytest.raises(PrometheusError):
         Prometheus(url, timeout_s=1e-6).ask("up")
 
 

@@ -8,6 +8,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kubectl.commands.sim import FaultCommand
+from tests.harness.raising import fails
 from tests.unit.kubectl.drain.cluster import NODE, FakeApi
 
 PART = "gpu-1-mig-1g10gb-19-0"
@@ -70,7 +71,7 @@ def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told
 def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster: Cluster) -> None:
     cluster.record("SimulatedFault")
     cluster.taint("gpu-0")
-    with pytest.raises(DraError, match="without --simulate"):
+    with fails(DraError, "NoReaction"):
         cluster.command().inject("gpu-0", "xid=79", 15)
     assert cluster.now >= 15
     assert ANNOTATION in cluster.annotations
@@ -158,7 +159,7 @@ def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) 
 def test_a_device_that_cannot_be_read_is_told_once_and_the_others_are_there(cluster: Cluster) -> None:
     cluster.odd = [{"name": "gpu-7", "taints": 5}, {"name": "gpu-8", "capacity": {"memory": 5}}]
     cluster.command().inject("gpu-8", "ecc", 0)
-    with pytest.raises(ConfigurationError, match="no readable device 'gpu-7'"):
+    with pytest.raises(ConfigurationError, match="gpu-7"):
         cluster.command().inject("gpu-7", "ecc", 0)
     note = "note: of gpu-a: gpu-7 cannot be read: taints: expected a list, got a number: '5'"
     assert cluster.said == [note, "gpu-8 of gpu-a: ecc injected", note]

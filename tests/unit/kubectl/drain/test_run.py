@@ -33,6 +33,7 @@ from dra_driver.kubectl.drain.view import (
     newest_specs,
     selected,
 )
+from tests.harness.raising import fails
 from tests.unit.kubectl.drain.cluster import (
     DRIVER,
     NODE,
@@ -103,7 +104,7 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
     ]
     api.budgets["b"] = budget("The disruption budget web needs 1 healthy pods and has 1 currently")
     run = Run(api, replace(ALL, evict=True), timeout_s=12.0)
-    with pytest.raises(DrainFailedError, match=r"2 devices are in use: .*team/two.*team/three") as failed:
+    with pytest.raises(DrainFailedError, match=r"team/two.*team/three") as failed:
         run.drain()
     assert "--evict" not in str(failed.value)
     assert api.requests.count("evict b") == 3
@@ -196,7 +197,7 @@ def test_a_list_that_cannot_be_read_fails_before_anything_is_changed(evict: bool
 
 def test_a_node_process_that_does_not_answer_is_named() -> None:
     run = Run(FakeApi(node_process=False), ALL)
-    with pytest.raises(DrainFailedError, match="have no taint"):
+    with fails(DrainFailedError, "NotTainted"):
         run.drain()
     assert run.now == pytest.approx(60.0)
     assert run.report.annotation == "all"
@@ -205,7 +206,7 @@ def test_a_node_process_that_does_not_answer_is_named() -> None:
 
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
     run = Run(FakeApi(is_silent=True), ALL)
-    with pytest.raises(DrainFailedError, match="no event DriverDetached"):
+    with fails(DrainFailedError, "DetachUnconfirmed"):
         run.drain()
     assert (run.report.free, run.report.detached) == (True, False)
     assert any(DETACH_ANNOTATION in text for text in state_left(run.report))
@@ -238,7 +239,7 @@ def test_undrain_ends_what_drain_began() -> None:
     api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().annotation == "GPU-1"
     api.annotations[DRAIN_ANNOTATION] = "all"
-    with pytest.raises(ConfigurationError, match="the whole node is drained"):
+    with fails(ConfigurationError, "WholeNodeDrained"):
         Run(api, replace(ALL, gpus=("gpu-0",))).undrain()
 
 
@@ -286,7 +287,7 @@ def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: s
 
 
 def test_a_node_or_gpu_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'gpu-z' does not exist"):
+    with pytest.raises(ConfigurationError, match="gpu-z"):
         Run(FakeApi(), replace(ALL, node="gpu-z")).drain()
     run = Run(FakeApi(), replace(ALL, gpus=("gpu-0", "GPU-typo")))
     run.drain()
