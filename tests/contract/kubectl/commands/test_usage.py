@@ -263,7 +263,7 @@ def refusal(code: int, reason: str, message: str) -> tuple[int, dict[str, Any]]:
     return code, {"kind": "Status", "code": code, "reason": reason, "message": message}
 
 
-def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: Served, capsys: Printed) -> None:
+def test_silent_exporter_is_a_gap(server: Served, capsys: Printed) -> None:
     other = {"metadata": {"name": "exporter-b"}, "spec": {"nodeName": "gpu-b"}}
     server[0].lists["/api/v1/namespaces/dra-driver/pods"].append(other)
     assert kubectl.main(["usage"]) == 0
@@ -273,9 +273,7 @@ def test_an_exporter_that_does_not_answer_is_a_gap_and_the_others_count(server: 
     assert "train" in out
 
 
-def test_a_cluster_of_which_nothing_is_known_or_without_exporters_is_no_empty_table(
-    server: Served, capsys: Printed
-) -> None:
+def test_missing_exporters_are_an_error(server: Served, capsys: Printed) -> None:
     server[0].usage = refusal(403, "Forbidden", 'User "u" cannot get pods/proxy')
     assert kubectl.main(["usage"]) == 1
     assert "kubectl auth can-i get pods --subresource proxy -n dra-driver" in capsys.readouterr().err
@@ -360,9 +358,7 @@ def test_history_comes_from_prometheus(server: Served, capsys: Printed) -> None:
     assert (item["heldSeconds"], item["energyJoules"]) == (7200, 3.6e6)
 
 
-def test_quota_tells_what_is_left_and_idle_or_without_quotas_what_namespaces_have(
-    server: Served, capsys: Printed
-) -> None:
+def test_quota_lists_rest_idle_and_unlimited_devices(server: Served, capsys: Printed) -> None:
     assert kubectl.main(["quota", "--idle"]) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["team-a", "gpus", "gpu.nvidia.com", "2", "1", "1", "0"]
     del server[0].lists["/api/v1/resourcequotas"]
@@ -372,7 +368,7 @@ def test_quota_tells_what_is_left_and_idle_or_without_quotas_what_namespaces_hav
     assert "does not support ResourceQuotas" in err
 
 
-def test_an_odd_entry_of_a_quota_hides_no_other_and_an_odd_claim_counts(server: Served, capsys: Printed) -> None:
+def test_invalid_quota_entries_do_not_hide_others(server: Served, capsys: Printed) -> None:
     lists = server[0].lists
     odd = {"hard": {**QUOTA["spec"]["hard"], "x": [], "cpu": 1.5}}
     lists["/api/v1/resourcequotas"] = [{**QUOTA, "spec": odd}]

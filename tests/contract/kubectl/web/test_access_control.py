@@ -54,7 +54,7 @@ def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
     assert len(site.keys.folder) >= 16
 
 
-def test_the_used_link_leads_the_browser_that_has_the_cookie_to_the_page(site: Site, browser: "TestClient") -> None:
+def test_used_link_redirects_browser_with_cookie(site: Site, browser: "TestClient") -> None:
     answer = browser.get(f"{site.base}/open?code={site.code}")
     assert (answer.status_code, answer.headers["location"]) == (303, f"{site.base}/")
     assert browser.head(f"{site.base}/open").status_code == 405
@@ -101,7 +101,7 @@ def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_nothing_but_forms_is_posted(site: Site, browser: "TestClient") -> None:
+def test_post_is_accepted_only_from_forms(site: Site, browser: "TestClient") -> None:
     headers = {"origin": f"http://{HOST}"}
     for path in ("/", "/claims", "/capacity", "/nodes/n"):
         assert browser.post(f"{site.base}{path}", headers=headers).status_code == 405
@@ -190,7 +190,7 @@ def test_a_request_of_which_a_byte_comes_at_a_time_ends() -> None:
     assert serving(story, first_s=0.02, idle_s=3600.0, data_received=data_received) < 10_000
 
 
-def test_an_answer_that_is_not_read_holds_a_connection_of_the_owner_only() -> None:
+def test_unread_response_keeps_only_owner_connection() -> None:
     """Others may ask without reading: the server cannot write the rest, and the request never ends."""
 
     async def large(scope: Any, receive: Any, send: Any) -> None:

@@ -110,7 +110,7 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     assert "<dd>320 W</dd>" in text
 
 
-def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") -> None:
+def test_usage_gaps_are_shown(site: Site, browser: "TestClient") -> None:
     site.gaps = [f"node n: its exporter does not answer {HOSTILE}"]
     site.read(full_state())
     for path in ("/claims", "/nodes/n/gpu-0"):
@@ -129,7 +129,7 @@ def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient
     assert "pci0000:10" in node
 
 
-def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
+def test_watchdog_findings_are_shown_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
     """As sentences; an idle claim may be on several GPUs, so it stands on the node."""
     over = ToldOverGrant(
         namespace="team", claim="a", claim_uid="u", gpu="gpu-0", pods=(), used="20Gi", granted="12Gi", processes=1,
@@ -338,7 +338,7 @@ def test_sizes_that_no_gpu_has_and_long_texts_end_no_page(site: Site, browser: "
     assert "Error" not in "".join(page.text for page in pages)
 
 
-def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
+def test_trial_page_matches_explain(site: Site, browser: "TestClient") -> None:
     site.read(plain_state())
     assert "fits" in _tried(site, browser, EXAMPLE)
     assert "cannot fit" in _tried(site, browser, EXAMPLE.replace("40Gi", "400Gi"))
@@ -368,7 +368,7 @@ def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site,
         ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "the limit is"),
     ],
 )
-def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
+def test_trial_page_rejects_invalid_manifests(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
     site.read(plain_state())
     assert sentence in _tried(site, browser, text)
 

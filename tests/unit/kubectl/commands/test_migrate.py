@@ -53,7 +53,7 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
     assert "expected a new or empty directory" in capsys.readouterr().err
 
 
-def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -> None:
+def test_written_files_are_private(manifest: str, tmp_path: Path) -> None:
     folder, report = tmp_path / "out", tmp_path / "report.txt"
     folder.mkdir(mode=0o755)
     report.touch(mode=0o644)
@@ -93,7 +93,7 @@ class Lists:
         return {"items": answer}
 
 
-def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> None:
+def test_cluster_documents_omit_owned_objects_and_tokens() -> None:
     owned = {"metadata": {"name": "a", "ownerReferences": [{}]}, "spec": {"containers": []}}
     ended = {"metadata": {"name": "b"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}}
     mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
@@ -108,7 +108,7 @@ def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> No
     assert [each.name for each in cluster_documents(Lists(configmaps=maps), "team-a", [])] == ["b"]
 
 
-def test_a_missing_right_is_named_and_the_rest_is_read_unless_the_api_server_does_not_answer() -> None:
+def test_missing_permission_is_named_and_other_kinds_are_read() -> None:
     lists, problems = Lists(nodes=ForbiddenError("no"), pods=[{"metadata": {"name": "p"}, "spec": {}}]), list[str]()
     assert [each.name for each in cluster_documents(lists, "team-a", problems)] == ["p"]
     assert problems == ["cluster: skipped nodes: no permission to list them"]

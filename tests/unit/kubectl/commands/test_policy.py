@@ -57,7 +57,7 @@ def test_each_example_has_the_effect_in_its_comment(
     assert line in [" ".join(found.split()) for found in lines]
 
 
-def test_what_evicts_pods_for_their_use_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_usage_eviction_fields_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     head = "apiVersion: gpu.dra-driver.io/v1alpha1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {usage: "
     path = tmp_path / "p.yaml"
     path.write_text(f"{head}{{overGrant: {{action: Evict}}, idle: {{afterMinutes: 30, action: Reclaim}}}}}}\n")

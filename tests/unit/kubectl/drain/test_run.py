@@ -137,7 +137,7 @@ def test_a_user_who_may_not_evict_is_told_where() -> None:
     assert run.report.not_evicted == {"team/a": "no permission to create pods/eviction in namespace team"}
 
 
-def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() -> None:
+def test_drain_waits_for_claim_allocated_during_tainting() -> None:
     api = FakeApi()
     run = Run(api, ALL)
     found, late = run.sleep, [claim("ends-by-itself", "gpu-0", "a")]
@@ -278,7 +278,7 @@ def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
-def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
+def test_detach_reason_of_other_tools_is_kept(reason: str) -> None:
     api = FakeApi({DETACH_ANNOTATION: reason})
     assert Run(api, ALL).drain().detached is True
     report = Run(api, ALL).undrain()
@@ -308,7 +308,7 @@ SLICES = [
 PUBLISHED = gpus_of(specs(SLICES))
 
 
-def test_gpus_are_those_of_the_newest_generation_on_this_node_and_chosen_by_uuid_or_name() -> None:
+def test_gpus_of_newest_generation_are_selected_by_uuid_or_name() -> None:
     found = [(gpu.name, gpu.uuid, len(gpu.devices), gpu.drained, gpu.marked) for gpu in PUBLISHED]
     assert found == [("gpu-0", "GPU-0", 2, False, True), ("gpu-1", "GPU-1", 1, True, True)]
     assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
@@ -431,7 +431,7 @@ def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "2 devices are in use" in err
 
 
-def test_success_says_what_to_do_next_and_wrong_usage_is_left_to_the_program(
+def test_finish_prints_next_steps_and_raises_wrong_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert ended(None, "text", capsys) == (0, "next: reset it\n", "")

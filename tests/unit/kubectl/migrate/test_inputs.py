@@ -46,7 +46,7 @@ def test_every_leaf_of_every_format_is_named(names: tuple[str, ...]) -> None:
             assert notes[above[-1]] != UNKNOWN, f"{document.label}: {path_text(path)}: {UNKNOWN}"
 
 
-def test_what_stays_as_it_is_does() -> None:
+def test_unchanged_fields_stay() -> None:
     """A field that the report calls unchanged has the same value in the object that comes out."""
     found, checked = of_inputs("workloads"), 0
     made = {(value["kind"], value["metadata"]["name"]): value for _, value in found.workloads}

@@ -90,7 +90,7 @@ def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[st
         assert "uses the request of container a: it sees 2 instead of 1" in note
 
 
-def test_a_sidecar_has_its_own_device_and_equal_templates_of_a_namespace_are_one() -> None:
+def test_sidecar_has_separate_device_and_equal_templates_merge() -> None:
     sidecar = {**container("side", gpu=1), "restartPolicy": "Always"}
     found = migrated(pod(container("a", gpu=1), initContainers=[sidecar]))
     assert len(requests(found)) == 2
@@ -145,7 +145,9 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
         ("gpu-memory", 1, "", 0, "is not a resource for whole GPUs"),
     ],
 )
-def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before: str, memory: int, reason: str) -> None:
+def test_untranslatable_resource_is_kept_and_named(
+    resource: str, count: int, before: str, memory: int, reason: str
+) -> None:
     text = pod(container(gpu=count), before=before).replace("nvidia.com/gpu:", f"nvidia.com/{resource}:")
     found = migrated(text, gpu_memory_mib=memory)
     assert found.workloads == []
@@ -178,7 +180,7 @@ def test_time_sliced_shares_are_said_to_have_no_limit_of_memory() -> None:
     )
 
 
-def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> None:
+def test_product_label_with_profile_selects_mig_device() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}
     found = migrated(pod(container(gpu=1), nodeSelector=labels))
     exactly = requests(found)[0]["exactly"]
@@ -240,7 +242,7 @@ def test_preferences_become_alternatives_in_their_order() -> None:
     assert ["== 9" in last[0], "== 8" in last[1]] == [True, True]
 
 
-def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
+def test_settings_for_nvidia_runtime_are_removed() -> None:
     spec = made("workloads", "Deployment")["spec"]["template"]["spec"]
     assert "runtimeClassName" not in spec
     names = [each["name"] for each in spec["containers"][0]["env"]]
@@ -258,7 +260,7 @@ def test_pods_in_objects_of_other_kinds_are_found() -> None:
     assert worker["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x8"}]
 
 
-def test_what_the_api_server_set_is_left_out() -> None:
+def test_server_set_fields_are_omitted() -> None:
     """A Job with the selector of another is refused."""
     job = made("workloads", "Job")
     assert "selector" not in job["spec"]

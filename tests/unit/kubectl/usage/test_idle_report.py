@@ -71,7 +71,7 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
     assert [tuple(size_of(use(name)).profiles) for name in ("gpu-0", "gpu-1")] == [PROFILES, ()]
 
 
-def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
+def test_device_size_is_published_memory_or_grant() -> None:
     size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}), pytest.fail)
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
     result = {"driver": "d", "pool": "p", "device": "gpu-0", "adminAccess": True}
@@ -86,7 +86,7 @@ def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -
     assert findings(unknown) == [UsageFinding.USED], "it may have more than its peak"
 
 
-def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() -> None:
+def test_unreadable_device_is_named_in_sizes() -> None:
     good = {"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}, "cores": 5}, "taints": 5}
     lost: list[str] = []
     size_of = sizes_in([{"spec": 5}, *published({"name": "gpu-1", "capacity": 5}, good)], lost.append)

@@ -144,7 +144,7 @@ def test_numa_nodes_may_be_a_list_and_nonsense_is_nothing() -> None:
     assert place_of({"attributes": nonsense}, DRIVER) == place_of({}, DRIVER)
 
 
-def test_a_gpu_of_which_only_partitions_are_published_has_their_name_and_place() -> None:
+def test_gpu_is_derived_from_its_partitions() -> None:
     parts = [partition(f"gpu-3-mig-1g10gb-19-{at}", "GPU-3", "1g.10gb", (at, 1), "c") for at in range(2)]
     parts[0]["attributes"][NUMA] = {"int": 1}
     (gpu,) = fleet_with(n=tuple(parts)).nodes[0].gpus

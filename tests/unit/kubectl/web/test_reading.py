@@ -129,7 +129,7 @@ def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
 
 
-def test_pods_and_events_that_cannot_be_read_are_gaps_and_new_gpu_nodes_left_out() -> None:
+def test_unreadable_pods_and_events_are_gaps() -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
     state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
     _, *gaps = read_from(FileSource(state)).gaps
@@ -214,7 +214,7 @@ class Calls(list[str]):
         return lambda: 0
 
 
-def test_nothing_is_collected_while_something_is_built_and_it_is_exempt_then() -> None:
+def test_built_objects_are_exempt_from_collection() -> None:
     """Two threads may build at a time: collection is on again after both."""
     calls: Any = Calls()
     gc_control = GcControl(calls)

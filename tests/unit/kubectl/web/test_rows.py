@@ -78,7 +78,7 @@ def test_events_are_newest_first_and_count_their_series() -> None:
     assert found.count == 7
 
 
-def test_a_pod_with_an_odd_field_waits_and_one_that_cannot_be_read_is_named() -> None:
+def test_unreadable_pod_is_named_in_waiting_pods() -> None:
     odd, lost = waiting_pod("odd"), list[str]()
     odd["spec"]["topologySpreadConstraints"] = [{}]
     pods = (odd, {"metadata": {"name": "bad", "namespace": "team"}, "spec": 5})
