@@ -113,7 +113,7 @@ def test_a_driver_is_upgraded_under_ten_running_pods(
     assert len(cluster.nodes[NODE].changed_gpus()) == 1, "the partition waits for the driver"
 
     node.annotate(None)
-    node.wait_event("DriverReattached", "in use again")
+    node.wait_event("DriverReattached", "reattached")
     node.wait_taint(None)
     pods.wait_ready("waits-in-the-scheduler", "waits-in-the-kubelet")
     versions = {device["attributes"]["driverVersion"]["version"] for device in devices(cluster, NODE)}

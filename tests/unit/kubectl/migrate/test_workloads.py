@@ -145,7 +145,7 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
         ("gpu-memory", 1, "", 0, "is not a resource for whole GPUs"),
     ],
 )
-def test_untranslatable_resource_is_kept_and_named(
+def test_untranslatable_resource_is_kept(
     resource: str, count: int, before: str, memory: int, reason: str
 ) -> None:
     text = pod(container(gpu=count), before=before).replace("nvidia.com/gpu:", f"nvidia.com/{resource}:")
