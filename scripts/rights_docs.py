@@ -100,7 +100,7 @@ def used(process: str, rows: list[dict[str, Any]]) -> str:
 
 
 def refused(who: str, rows: list[dict[str, str]], seen: set[str]) -> str:
-    """The table of one account. Requests in ``seen``, those of earlier tables, are only counted if they are many."""
+    """Return the table of one account. It only counts requests in ``seen``, those of earlier tables, if they are many."""
     tried: dict[str, list[str]] = {}
     for row in rows:
         tried.setdefault(by(row["said"]), []).append(row["what"])

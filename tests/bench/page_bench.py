@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
+from dra_driver.kubectl.web.access_control import Keys
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.gate import Keys
 from dra_driver.kubectl.web.reading import (
-    Derived,
+    BackgroundResults,
     FileSource,
     Periodic,
     SeenCluster,
@@ -66,8 +66,8 @@ class _Site:
 
         self._state = state
         self._reader = Periodic("cluster", self._read, 1.0, same=same_cluster)
-        self._derived, keys = Derived(), Keys()
-        sources = PageSources(cluster=self._reader, derived=self._derived, about="bench")
+        self._background_results, keys = BackgroundResults(), Keys()
+        sources = PageSources(cluster=self._reader, background_results=self._background_results, about="bench")
         self._base = f"/{keys.folder}"
         self._browser = TestClient(application(sources, keys, (_HOST,)), base_url=f"http://{_HOST}")
         self._browser.get(f"/{keys.folder}/open?code={keys.code}")
@@ -85,7 +85,7 @@ class _Site:
 
     def compute(self) -> tuple[int, float]:
         begun, answers = time.monotonic(), 0
-        while self._derived.compute_one():
+        while self._background_results.compute_one():
             answers += 1
         return answers, time.monotonic() - begun
 

@@ -87,7 +87,7 @@ def test_who_reads_usage_asks_the_exporters_and_nothing_else(
     with RecordingProxy(account.kubeconfig(Path(kubeconfig), folder / "token.conf")) as proxy:
         said = optional.usage(proxy.kubeconfig(folder / "proxied.conf"), NAMESPACE)
     rules = Rules(manifests, account=READER, namespace=NAMESPACE)
-    assert "none of 1 exporters answers as expected" in said
+    assert "none of 1 exporters returned a valid response" in said
     assert proxy.refused == []
     figures.judge("person who reads usage", rules, accesses(proxy.requests), plain)
     rest = account.client(Path(kubeconfig), folder / "c")

@@ -109,7 +109,7 @@ def test_up_serves_until_it_is_stopped(
     [
         (["--node", "x"], "'x' is not a node: expected NAME=SPEC"),
         (["--node", "n1=1xnope-1gb"], "nope-1gb"),
-        (["--node", "n1=1xl4-24gb", "--policy-dir", "/nonexistent"], "/nonexistent is not a folder"),
+        (["--node", "n1=1xl4-24gb", "--policy-dir", "/nonexistent"], "/nonexistent is not a directory"),
     ],
 )
 def test_wrong_usage_starts_nothing(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -46,7 +46,7 @@ UNKNOWN: Final = ""
 
 
 def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> Counters:
-    """Return the rest of every counter. ``slices`` must be those of the newest generations."""
+    """Return the rest of every counter. ``slices`` must be of the newest generations."""
     every = [item["spec"] for item in slices]
     left: Counters = {}
     for spec in every:
@@ -131,7 +131,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A device of a claim; ``unhealthy`` are its health taints. ``published`` is None if no slices are known."""
+    """A device of a claim; ``unhealthy`` are its health taints. ``published`` is None without slices."""
 
     request: str
     driver: str
@@ -197,7 +197,7 @@ def with_claim_gaps(state: ClusterState) -> ClusterState:
 def _gap(item: Wire) -> str:
     claim, known = held_claim(_ListedClaim, item)
     problem = problem_of(_ListedClaim, item) or ("" if known else "a device of its allocation has no name")
-    # With the resource in front other devices are not known to be free, either.
+    # The resource prefix marks other devices as possibly in use.
     return problem and f"{'claim' if known else 'resourceclaims:'} {_namespace(claim)}/{claim.metadata.name}: {problem}"
 
 

@@ -1,4 +1,4 @@
-"""The result of `survey`, as values and as JSON. Counts are of GPUs or claims, memory is in bytes.
+"""Result of `survey`, as values and as JSON. Counts are of GPUs or claims, memory is in bytes.
 
 The fields are the schema of the output: new ones may be added, but none is renamed or gets another meaning. The help of
 ``kubectl dra capacity`` defines the terms.
@@ -21,10 +21,10 @@ MAX_FITS: Final = 256
 
 
 LEGEND: Final = (
-    "IN USE counts allocated devices. FITS, BY SUM and STRANDED count claims for the request of their line. Each line"
-    " stands alone: a claim of one line takes room from the others."
+    "IN USE counts allocated devices. FITS, BY SUM and STRANDED count claims for the request of their line. Lines are"
+    " alternatives: a claim reduces the counts of all lines."
 )
-"""The command and the web UI print it below their tables."""
+"""Printed by the command and the web UI below their tables."""
 
 
 class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -45,7 +45,7 @@ class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Memory of all GPUs, of free ones, and the rest of fragmented ones; 0 if devices do not publish it."""
+    """Memory of all GPUs and free GPUs, and the rest of fragmented GPUs; 0 if unpublished."""
 
     total: int = 0
     free: int = 0
@@ -116,9 +116,9 @@ ModelKey = tuple[str, str]
 
 
 class FitCounts(Struct, frozen=True, kw_only=True):
-    """How often requests fit in a unit now, and without any allocations (``empty``).
+    """Number of claims per request that fit in a unit now, and without any allocations (``empty``).
 
-    For ``capped`` requests the count is a lower bound. ``problem`` is why nothing was counted.
+    For ``capped`` requests the count is a lower bound. ``problem`` is the reason for a missing count.
     """
 
     fits: Mapping[SyntheticRequest, int]
@@ -327,7 +327,7 @@ def _why_one(request: SyntheticRequest, line: _Line) -> str:
     stem = "memory-slice" if "memory-slice" in line.demand else next(s for s, need in line.demand.items() if need > 0)
     noun = "memory slices" if stem == "memory-slice" else stem
     left, need = (Quantity.from_bytes(amount[stem] // NANO) for amount in (line.left, line.demand))
-    return f"{left} {noun} are free in total, {need} are needed, but not together on any GPU"
+    return f"{left} {noun} are free in total, but no GPU has {need} together"
 
 
 def _gpus(states: Counter[str], held_unhealthy: int) -> Gpus:

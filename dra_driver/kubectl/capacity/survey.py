@@ -1,4 +1,4 @@
-"""Count free, used, fragmented and stranded devices of a cluster, and the claims that would still fit.
+"""Count free, used, fragmented and stranded devices of a cluster, and the claims that fit.
 
 The allocator decides which pools a node reaches, so a pool counts exactly when the scheduler would use it. Other
 requirements of pods (CPU, affinity, node taints) are ignored. Devices that several nodes reach are a separate place.
@@ -47,7 +47,7 @@ class Options(Struct, frozen=True, kw_only=True):
 
 
 class FitCounter:
-    """Counts how often requests fit in units, equal units once. Not thread-safe."""
+    """Count how often requests fit in units, equal units once. Not thread-safe."""
 
     def __init__(self, options: Options) -> None:
         self._options = options
@@ -105,7 +105,7 @@ class FitCounter:
             got = outcome.allocations[0]["devices"]["results"]
             count += 1
             if all(item.get("shareID") and not item.get("consumedCapacity") for item in got):
-                return MAX_FITS  # shares that consume nothing never run out
+                return MAX_FITS  # shares without consumption are unlimited
             results = [*results, *got]
         return count
 
@@ -255,7 +255,7 @@ class _Survey:
         for unit in units.units_of(pool, shares=self._shares):
             local = unit.is_local()
             if not local:
-                # Other nodes reach it, too: it is counted once, with the first usable node.
+                # Reachable from other nodes: counted once, on the first usable node.
                 if problem or unit.key in self._counted_units:
                     continue
                 self._counted_units.add(unit.key)

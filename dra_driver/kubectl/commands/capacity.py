@@ -16,16 +16,16 @@ from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, 
 from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
 DESCRIPTION: Final = """\
-Count free, used, fragmented and stranded GPUs, and how many more claims for each model, MIG profile and share fit now
-by the scheduler's own rules. Uses the cluster of the kubeconfig, or a file (--cluster-state).
+Count free, used and fragmented GPUs, and the claims per model, MIG profile and share that fit now by the scheduler's
+rules.
 
-  free         GPUs without allocated devices that a claim can get now
-  used         GPUs allocated as a whole, or in parts that leave nothing for any request
-  fragmented   GPUs allocated in parts, with something left for a request
-  in use       allocated devices of this kind; "-" for several GPUs in one claim and for shares
-  fits         claims for this request that could be allocated now, one after another, without any others
-  by sum       claims that the free amounts would serve if they were contiguous
-  stranded     by sum minus fits: claims that fail only because the free amounts are not contiguous
+  free         GPUs without allocated devices that accept a claim
+  used         GPUs without room for another request
+  fragmented   partly allocated GPUs with room for a request
+  in use       allocated devices of this kind; "-" for shares and for several GPUs in one claim
+  fits         claims for this request that can be allocated now, if no others are
+  by sum       claims that would fit if the free amounts were contiguous
+  stranded     by sum minus fits
 """
 _FIELDS: Final = ("nodes", "claims", "slices", "taint_rules")
 _MAX_ROWS: Final = 30
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="A=true,B=false",
         help="feature gates of the scheduler that differ from the defaults of its version",
     )
-    parser.add_argument("--totals", action="store_true", help="with -o json: leave single nodes out")
+    parser.add_argument("--totals", action="store_true", help="with -o json: omit nodes")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="")
 
@@ -84,7 +84,7 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
     if not report.models:
-        print("Which devices are published is not known." if unknown else "No devices are published.")
+        print("Cannot read the published devices." if unknown else "No devices are published.")
         return
     print_table(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models])
     print()

@@ -14,7 +14,7 @@ from dra_driver.kubectl.commands.source import add_source, is_unread, print_json
 from dra_driver.kubectl.explain import with_taint_rules
 
 DESCRIPTION: Final = (
-    "List ResourceClaims of all namespaces with their requests, node, devices and pods. "
+    "List ResourceClaims with their requests, node, devices and pods. "
     "`kubectl dra explain claim/NAME` explains why a claim is pending."
 )
 HEADINGS: Final = ("NAMESPACE", "CLAIM", "STATE", "NODE", "REQUESTS", "DEVICES", "PODS", "AGE")
@@ -24,7 +24,7 @@ _UNITS: Final = (("d", 86_400), ("h", 3_600), ("m", 60), ("s", 1))
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
-    parser.add_argument("--pending", action="store_true", help="only claims that are not allocated yet")
+    parser.add_argument("--pending", action="store_true", help="only unallocated claims")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="only claims of this namespace (default: all namespaces)")
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(HEADINGS, [row(claim) for claim in found])
         return 0
     unknown = not state.claims and is_unread(state, "resourceclaims")
-    print("Which claims there are is not known." if unknown else "No matching claims.")
+    print("Cannot read the claims." if unknown else "No matching claims.")
     return 1 if unknown else 0
 
 

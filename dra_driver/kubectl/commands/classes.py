@@ -1,4 +1,4 @@
-"""``kubectl dra classes``: keep one DeviceClass per published MIG profile and way of sharing."""
+"""``kubectl dra classes``: maintain one DeviceClass per published MIG profile and sharing strategy."""
 
 import argparse
 from collections.abc import Sequence
@@ -13,21 +13,21 @@ if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
 
 DESCRIPTION: Final = """\
-Keep one DeviceClass for each MIG profile and each way of sharing that nodes publish, so that claims name a class in
-place of a selector, and pods can ask for nvidia.com/mig-1g.10gb as they did with the device plugin.
+Maintain one DeviceClass for each published MIG profile and sharing strategy. Claims can name a class instead of a
+selector, and pods can request nvidia.com/mig-1g.10gb as with the device plugin.
 
-  list    what there is and what would be done
-  apply   make what is missing and put right what was changed; nothing is deleted
-  prune   delete those made by this command that match no published device and that no claim or template names
+  list    show the classes and the planned changes
+  apply   create missing classes and restore changed ones; delete nothing
+  prune   delete managed classes without published devices and references in claims or templates
 
-Classes that it made have the label app.kubernetes.io/managed-by=dra-driver-classes; others are never touched.
+Only classes with the label app.kubernetes.io/managed-by=dra-driver-classes are changed.
 """
 _HEADINGS: Final = ("CLASS", "EXTENDED RESOURCE", "DEVICES", "STATE", "WHY")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "apply", "prune"))
-    parser.add_argument("--dry-run", action="store_true", help="say what would be written and write nothing")
+    parser.add_argument("--dry-run", action="store_true", help="print the changes without writing them")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
     add_kubeconfig(parser)
 
@@ -51,7 +51,7 @@ def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int
         if each.state not in {"missing", "changed"}:
             undone += each.state in {"foreign", "taken"}
             if each.reason and each.state != "unused":
-                print(f"{each.name}: left as it is: {each.reason}")
+                print(f"{each.name}: unchanged: {each.reason}")
             continue
         wanted = each.wanted or {}
         try:
@@ -64,12 +64,12 @@ def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int
             undone += 1
             print(f"{each.name}: {error}")
             continue
-        done = "made" if each.state == "missing" else "put right"
+        done = "created" if each.state == "missing" else "restored"
         print(f"{each.name}: {f'would be {done}' if dry_run else done}")
         if each.extended_resource and not (kept.get("spec") or {}).get("extendedResourceName"):
             print(
-                f"{each.name}: this API server keeps no extendedResourceName (feature gate DRAExtendedResource):"
-                f" pods cannot ask for {each.extended_resource} here, claims can name the class"
+                f"{each.name}: the API server drops extendedResourceName (feature gate DRAExtendedResource):"
+                f" pods cannot request {each.extended_resource}; claims can name the class"
             )
     return 1 if undone else 0
 

@@ -22,13 +22,13 @@ from dra_driver.kube.rest import RestClient, Timeouts, pages
 from dra_driver.kubectl.commands.kubectl import ABOUT, SUBCOMMANDS
 from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR
 
-# A prompt waits no longer than this; the API server returns the first names of a larger collection.
+# Limit of the wait at a prompt. The API server returns the first names of a larger collection.
 _TIMEOUTS: Final = Timeouts(connect_s=1.0, read_s=2.0, total_s=2.5)
 MOST: Final = 500
 
 
 def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = "") -> list[str]:
-    """Return at most `MOST` names of nodes, namespaces, pods, claims or contexts. "" is chosen as by kubectl.
+    """Return at most `MOST` names of nodes, namespaces, pods, claims or contexts. "" selects kubectl's default.
 
     Raises DraError.
     """
@@ -53,7 +53,7 @@ Candidates = tuple[list[tuple[str, str]], int]
 
 
 class AskedCluster(Struct, frozen=True, kw_only=True):
-    """The values of these options in the line, "" without one."""
+    """Values of these options in the line; "" if absent."""
 
     namespace: str = ""
     kubeconfig: str = ""

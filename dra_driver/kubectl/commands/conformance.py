@@ -16,18 +16,17 @@ if TYPE_CHECKING:
     from dra_driver.conformance.bench import Bench, Control
 
 DESCRIPTION: Final = """\
-Test a DRA driver as a kubelet uses it: register it, prepare and unprepare claims, watch what it publishes, and (with
---profile full) restart it, delete its slices and call it in parallel. The suite is kubelet and scheduler at once; no
-pod runs. Every check says which sentence of the specification it stands on.
+Test a DRA driver through the kubelet interface: register it, prepare and unprepare claims, and check its slices. With
+--profile full, also restart it, delete its slices and call it in parallel. The suite acts as kubelet and scheduler; no
+pod runs.
 
-  dra-driver conformance --registrar-dir DIR --kubeconfig FILE              a driver that runs already
+  dra-driver conformance --registrar-dir DIR --kubeconfig FILE              a running driver
   dra-driver conformance --registrar-dir DIR --embedded-api-server FILE -- my-driver --kubeconfig FILE ...
                                                                             a driver that the suite starts and restarts
-  dra-driver conformance --simulate 2xh100-sxm5-80gb                        this project's own driver
+  dra-driver conformance --simulate 2xh100-sxm5-80gb                        this project's driver
 
-Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a folder in which a kubelet works, 3 some checks
-could not be carried out. Checks of level "should" give advice, which makes the status 1 only with --strict. The last
-line of the table counts every verdict.
+Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a directory that a kubelet uses, 3 some checks could
+not run. With --strict, failed checks of level "should" also return 1.
 """
 SIMULATED_NODE: Final = "conformance-node"
 PROGRAM: Final = (sys.executable, "-m", "dra_driver.core.command_line.main")
@@ -36,27 +35,27 @@ DEFAULT_CDI_DIRS: Final = ("/etc/cdi", "/var/run/cdi")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("the driver")
-    where.add_argument("--registrar-dir", type=Path, metavar="DIR", help="folder of its registration socket")
-    where.add_argument("--driver", default="", metavar="NAME", help="its name (default: the only one in the folder)")
+    where.add_argument("--registrar-dir", type=Path, metavar="DIR", help="directory of its registration socket")
+    where.add_argument("--driver", default="", metavar="NAME", help="its name (default: the only one in the directory)")
     where.add_argument("--node-name", default="", metavar="NAME", help="its node (default: that of its slices)")
     where.add_argument(
         "--cdi-dir",
         type=Path,
         action="append",
         metavar="DIR",
-        help=f"a CDI folder; may be repeated, later ones win (default: {' '.join(DEFAULT_CDI_DIRS)})",
+        help=f"CDI directory; repeatable, the last has precedence (default: {' '.join(DEFAULT_CDI_DIRS)})",
     )
-    where.add_argument("--no-cdi", action="store_true", help="it hands devices over in another way, such as NRI")
+    where.add_argument("--no-cdi", action="store_true", help="it injects devices without CDI, for example by NRI")
     where.add_argument("--block-devices", action="store_true", help="its devices are block devices")
     where.add_argument(
         "--host-root",
         type=Path,
         action="append",
         metavar="DIR",
-        help="where paths of the host are that CDI files name; may be repeated (default: /)",
+        help="root of the host paths in CDI files; repeatable (default: /)",
     )
-    where.add_argument("--claim-template", type=Path, metavar="FILE", help="the claim of most checks: see the page")
-    where.add_argument("--restart-command", metavar="COMMAND", help="ends the driver with SIGKILL and starts it again")
+    where.add_argument("--claim-template", type=Path, metavar="FILE", help="claim for most checks")
+    where.add_argument("--restart-command", metavar="COMMAND", help="kills the driver with SIGKILL and restarts it")
     where.add_argument("--break-command", metavar="COMMAND", help="makes {device} of {pool} unhealthy")
     where.add_argument("--repair-command", metavar="COMMAND", help="makes {device} of {pool} healthy again")
     where.add_argument("--simulate", metavar="SPEC", help="test this project's driver with simulated GPUs")
@@ -69,17 +68,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--embedded-api-server",
         type=Path,
         metavar="FILE",
-        help="run one in this process, and write its kubeconfig to FILE; the Node object is created",
+        help="run one in this process with a Node object; write its kubeconfig to FILE",
     )
     run = parser.add_argument_group("the run")
     run.add_argument("--profile", choices=("basic", "full"), default="basic", help="default: basic")
     run.add_argument("--only", default="", metavar="IDS", help="checks by id, comma-separated; * is allowed")
-    run.add_argument("--strict", action="store_true", help="advice fails the run, too: exit status 1")
-    run.add_argument("--list", action="store_true", help="print the checks and end")
-    run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="longest time of one check")
+    run.add_argument("--strict", action="store_true", help="exit with 1 also for advice")
+    run.add_argument("--list", action="store_true", help="print the checks and exit")
+    run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="time limit for each check")
     run.add_argument("--output", choices=("table", "json", "junit"), default="table", help="default: table")
-    run.add_argument("--output-file", type=Path, metavar="FILE", help="where JSON or JUnit XML goes, beside the table")
-    run.add_argument("--i-own-this-node", action="store_true", help="work where a kubelet works; disturbs its pods")
+    run.add_argument("--output-file", type=Path, metavar="FILE", help="write JSON or JUnit XML to this file")
+    run.add_argument(
+        "--i-own-this-node", action="store_true", help="run in a directory that a kubelet uses; disrupts its pods"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -115,19 +116,19 @@ def _check_usage(args: argparse.Namespace) -> None:
     for is_wrong, sentence in (
         (
             args.simulate and own,
-            "--simulate starts the driver itself: leave out its folder, command and restart command",
+            "--simulate starts the driver: omit --registrar-dir and the commands",
         ),
         (
             not args.simulate and args.registrar_dir is None,
-            "--registrar-dir is missing: the folder in which the driver makes its registration socket",
+            "--registrar-dir is missing: set it to the directory of the driver's registration socket",
         ),
         (
             args.driver_command and args.restart_command,
-            "a command after -- is restarted by the suite: leave out --restart-command",
+            "the suite restarts the command after --: omit --restart-command",
         ),
         (
             bool(args.break_command) != bool(args.repair_command),
-            "--break-command and --repair-command need each other: the suite repairs what it breaks",
+            "--break-command and --repair-command need each other: give both or none",
         ),
         (args.embedded_api_server and args.kubeconfig, "--embedded-api-server and --kubeconfig exclude each other"),
         (args.output_file and args.output == "table", "--output-file needs --output json or junit"),
@@ -155,7 +156,7 @@ def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
     from dra_driver.kube.rest import RestClient
 
     with ExitStack() as stack:
-        # The path of a unix socket has at most 107 bytes, so a long TMPDIR is left for /tmp.
+        # The path of a unix socket has at most 107 bytes, so /tmp replaces a long TMPDIR.
         short = None if len(tempfile.gettempdir()) <= 32 else "/tmp"  # noqa: S108 - the folder inside is private
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="dra-", dir=short)))
         registrar_dir = args.registrar_dir or folder / "reg"
@@ -204,7 +205,7 @@ def _bench(args: argparse.Namespace) -> "Iterator[Bench]":
 
 @contextmanager
 def _api_server(kubeconfig: Path, node: str) -> Iterator[None]:
-    """Run the embedded API server with a Node; the kubeconfig is removed at the end."""
+    """Run the embedded API server with a Node; remove its kubeconfig at the end."""
     from dra_driver.sim.apiserver.kinds import NODES
     from dra_driver.sim.apiserver.server import ApiServer
 

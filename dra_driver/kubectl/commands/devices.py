@@ -13,8 +13,7 @@ from dra_driver.kubectl.commands.source import add_source, is_unread, print_json
 from dra_driver.kubectl.explain import with_defaults
 
 DESCRIPTION: Final = (
-    "List the devices that drivers have published as ResourceSlices, the claims that use them, and the pods for which "
-    "those claims are reserved."
+    "List published devices with the claims that use them and the pods for which these claims are reserved."
 )
 UNKNOWN: Final = "?"
 HEADINGS: Final = ("NODE", "DRIVER", "DEVICE", "TYPE", "PRODUCT", "MEMORY", "STATE", "TAINTS", "CLAIMS", "PODS")
@@ -25,9 +24,7 @@ _SHARE_COUNT: Final = "shares"  # a capacity of which each share consumes one
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
-    parser.add_argument(
-        "--all", action="store_true", help="one line for each placement of a MIG profile, also for unused ones"
-    )
+    parser.add_argument("--all", action="store_true", help="one line per placement of a MIG profile")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
     add_source(parser, namespace_help="only devices used by claims of this namespace")
 
@@ -44,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(HEADINGS, rows(found, every=args.all))
         return 0
     if not state.slices and is_unread(state, "resourceslices"):
-        print("Which devices are published is not known.")
+        print("Cannot read the published devices.")
         return 1
     filtered = args.node or args.driver or namespace
     print("No matching devices are published." if filtered else "No devices are published.")
@@ -63,7 +60,7 @@ def rows(devices: Sequence[DeviceRow], *, every: bool) -> list[Sequence[str]]:
     for group in groups.values():
         name, cells = group[0]
         if len(group) > 1:
-            common = os.path.commonprefix([each for each, _ in group])  # noqa: RUF071  of names, which are no paths
+            common = os.path.commonprefix([each for each, _ in group])  # noqa: RUF071  names, not paths
             name = f"{common}* ({len(group)})"
         shown.append((*cells[:2], name, *cells[3:]))
     return shown

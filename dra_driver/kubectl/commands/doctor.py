@@ -1,4 +1,4 @@
-"""``kubectl dra doctor``: find the first broken layer between a GPU and a container, and the next step."""
+"""``kubectl dra doctor``: find the first failing layer between a GPU and a container."""
 
 import argparse
 import json
@@ -20,20 +20,19 @@ if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.report import DoctorReport
 
 DESCRIPTION: Final = """\
-Say which layer between a GPU and a container is broken first: what was seen, what was expected and what to do. Reads
-API objects only and changes nothing, unless --on-node runs a pod. A question that is refused is named with the right
-that is missing, and stops no other.
+Find the first failing layer between a GPU and a container, with observation, expectation and next step. Only reads API
+objects, unless --on-node runs a pod. Missing permissions are reported, and do not stop the checks.
 
-  kubectl dra doctor                            the whole cluster
-  kubectl dra doctor node/gpu-a                 one node, and what concerns all nodes
-  kubectl dra doctor node/gpu-a --on-node       the same, and what a pod on the node sees of driver and runtime
-  kubectl dra doctor pod/train -n team-a        one pod: its claims, its node, and the answer of `explain`
-  kubectl dra doctor claim/shared -o json       for programs
-  kubectl dra doctor --snapshot bundle.tar.gz   a file of `kubectl dra support-bundle` or `kubectl dra snapshot`
+  kubectl dra doctor                            the cluster
+  kubectl dra doctor node/gpu-a                 one node and the cluster-wide checks
+  kubectl dra doctor node/gpu-a --on-node       also check driver and runtime from a pod on the node
+  kubectl dra doctor pod/train -n team-a        a pod: its claims, its node, and `explain`
+  kubectl dra doctor claim/shared -o json
+  kubectl dra doctor --snapshot bundle.tar.gz
 """
 EPILOG: Final = """\
-exit status: 0 all that was looked at works; 1 a layer is broken; 2 the API server does not answer, or nothing is broken
-and some questions have no answer
+exit status: 0 all checks passed; 1 a layer fails; 2 some checks have no answer, or the API server does not
+answer
 """
 MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0
@@ -45,21 +44,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-n",
         "--namespace",
         metavar="NAME",
-        help="of the pod or claim (default: that of the kubeconfig's context, else default)",
+        help="of the pod or claim (default: the namespace of the context)",
     )
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
-    parser.add_argument("-v", "--verbose", action="store_true", help="show what works, too, and cut no list")
+    parser.add_argument("-v", "--verbose", action="store_true", help="show passed checks and complete lists")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="for all questions together (default: 30)"
+        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for all API requests (default: 30)"
     )
     add_driver_namespace(parser)
     group = parser.add_argument_group(
         "on the node itself",
-        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, the "
-        "host's folders read-only, and the container runtime's socket. Needs the rights to get daemonsets.apps, and to "
-        "create, get and delete pods and get pods/log in the driver's namespace. The pod is deleted at the end",
+        "with node/NAME or pod/NAME: run `dra-driver doctor` in a pod with the DaemonSet's image and privileges, "
+        "read-only host directories and the container runtime's socket. Needs permission to get daemonsets.apps, and "
+        "to create, get and delete pods and get pods/log in the driver's namespace",
     )
-    group.add_argument("--on-node", action="store_true", help="look at the node itself, too")
+    group.add_argument("--on-node", action="store_true", help="also check from a pod on the node")
     add_pod_flags(group)
     group.add_argument(
         "--cri-socket", metavar="FILE", help="the container runtime's socket on the host (default: search for it)"
@@ -154,8 +153,8 @@ def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, s
         status=Status.OK if good else Status.FAIL,
         object=f"{scope.kind}/{scope.namespace}/{scope.name}",
         seen=answer.verdict.sentence,
-        expected="" if good else "devices that the scheduler can allocate, and that are healthy",
-        fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} shows it by device.",
+        expected="" if good else "healthy devices that the scheduler can allocate",
+        fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} lists the devices.",
     )
     return finding, render(answer), to_wire(answer)
 
@@ -165,7 +164,7 @@ def add_driver_namespace(parser: argparse.ArgumentParser) -> None:
         "--driver-namespace",
         default="dra-driver",
         metavar="NAME",
-        help="where the driver is, if this user cannot list DaemonSets of all namespaces (default: dra-driver)",
+        help="namespace of the driver, for users who cannot list all DaemonSets (default: dra-driver)",
     )
 
 

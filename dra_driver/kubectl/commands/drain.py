@@ -12,16 +12,16 @@ from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfi
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, wait_at_most
 
 DESCRIPTION: Final = """\
-Free a node's GPUs, or some of them, for a driver upgrade, a reset or a reboot:
+Free a node's GPUs for a driver upgrade, a reset or a reboot:
 
-  1. annotate the Node, upon which its node process taints the GPUs: new claims do not get them
-  2. list who has them: whole, partitions, shares, and pods that came by an extended resource
-  3. with --evict, evict these pods by the eviction API, as PodDisruptionBudgets allow
-  4. wait until no claim has them
-  5. for a whole node, or with --detach, ask the node process to close the NVIDIA driver, and wait until it has
+  1. annotate the Node: its node process taints the GPUs
+  2. list the claims and pods that use them
+  3. with --evict, evict these pods, subject to PodDisruptionBudgets
+  4. wait until no claim uses them
+  5. for a whole node, or with --detach, wait until the node process has closed the NVIDIA driver
 
-The node is not cordoned: pods without GPUs go on. The command may be interrupted and repeated at any time. Exit status:
-0 done, 1 not done in time or a right is missing, 2 wrong usage, 130 interrupted.
+The node is not cordoned: pods without GPUs keep running. The command can be interrupted and repeated. Exit status:
+0 done, 1 timeout or missing permission, 2 wrong usage, 130 interrupted.
 """
 DEFAULT_DRIVER: Final = "gpu.nvidia.com"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
@@ -29,13 +29,13 @@ _LONGEST_S: Final = 7 * 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_target(parser, "drain this GPU alone, by UUID or by name such as gpu-3; repeatable (default: all)")
-    parser.add_argument("--evict", action="store_true", help="evict the pods that have these GPUs")
-    parser.add_argument("--force", action="store_true", help="with --evict: also pods that no controller creates again")
+    add_target(parser, "drain only this GPU: UUID or name such as gpu-3; repeatable (default: all)")
+    parser.add_argument("--evict", action="store_true", help="evict the pods that use these GPUs")
+    parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
     parser.add_argument(
         "--detach",
         action=argparse.BooleanOptionalAction,
-        help="ask the node process to close the NVIDIA driver once the GPUs are free (default: for a whole node)",
+        help="close the NVIDIA driver once the GPUs are free (default: for a whole node)",
     )
 
 
@@ -43,7 +43,7 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
     parser.add_argument(
-        "--timeout", metavar="TIME", default="10m", help="how long to wait in all: 90s, 10m, 2h (default: 10m)"
+        "--timeout", metavar="TIME", default="10m", help="total time limit: 90s, 10m, 2h (default: 10m)"
     )
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")

@@ -21,12 +21,12 @@ from dra_driver.kubectl.commands.source import Progress, namespace_of, state_of
 from dra_driver.kubectl.explain import Explanation, scheduler_for
 
 DESCRIPTION: Final = """\
-Explain why a pod or a claim has no devices, with the scheduler's own rules: the verdict first, then for each request
-why devices were rejected, and the nearest miss. Uses the cluster of the kubeconfig, or a file (--cluster-state).
+Explain by the scheduler's rules why a pod or claim has no devices: the verdict, the rejected devices of each request,
+and the nearest miss.
 
   kubectl dra explain pod/train
   kubectl dra explain claim/shared -n team-a --node node-7
-  kubectl dra explain -f pod.yaml                            what if I applied this?
+  kubectl dra explain -f pod.yaml                            before applying it
   kubectl dra explain pod/train --cluster-state cluster.json
 """
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--filename",
         action="append",
         metavar="FILE",
-        help="manifests: explain what would happen if they were applied",
+        help="explain these manifests before they are applied",
     )
     parser.add_argument("--node", default="", metavar="NAME", help="also list every device of this node")
     parser.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text", help="default: text")
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--feature-gates",
         default="",
         metavar="A=true,B=false",
-        help="feature gates of the scheduler that differ from the defaults of its version",
+        help="scheduler feature gates that differ from its version's defaults",
     )
     source.add_source(parser)
 
@@ -97,7 +97,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanat
 
 
 def _print_text(reports: Sequence[Explanation]) -> None:
-    """Print the explanations; of several, those that fit without the list of other nodes."""
+    """Print the explanations. If there are several, omit the list of other nodes from claims that fit."""
     colour = source.wants_colour()
     shown: list[str] = []
     for report in reports:

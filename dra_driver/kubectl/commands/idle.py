@@ -1,4 +1,4 @@
-"""``kubectl dra idle``: list claims that are not used or larger than they need to be."""
+"""``kubectl dra idle``: list idle and oversized claims."""
 
 import argparse
 from collections.abc import Sequence
@@ -9,13 +9,12 @@ from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import print_json, print_table
 from dra_driver.kubectl.commands.usage_source import Cell, print_csv
 from dra_driver.kubectl.usage.device_use import camel
-from dra_driver.kubectl.usage.waste import WasteFinding, WasteRow, judge
+from dra_driver.kubectl.usage.idle_report import IdleRow, UsageFinding, classify
 
 DESCRIPTION: Final = """\
-List claims that are idle, and claims that would fit into a smaller MIG profile or a smaller share, by the most memory
-that they had within the window and a fifth more. A claim is idle when none of its devices was used for --idle-for. What
-is not known is listed as unknown and never counts as idle; the exporters' own window is short, so ask a Prometheus with
---prometheus and --window before you take something away.
+List idle claims, and claims that would fit into a smaller MIG profile or share: their peak memory in the window plus
+20 %. A claim is idle when none of its devices was used for --idle-for. Claims without data are listed as unknown, never
+as idle. Use --prometheus with --window before reclaiming: the exporters keep a short window.
 """
 _WINDOW: Final = "24h"
 _HEADINGS: Final = ("NAMESPACE", "CLAIM", "NODE", "DEVICE", "HAS", "PEAK", "IDLE", "FINDING", "PODS")
@@ -28,8 +27,8 @@ _CSV: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
-    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")
-    parser.add_argument("--all", action="store_true", help="also claims that are used and not too large")
+    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="minimum idle time (default: 30m)")
+    parser.add_argument("--all", action="store_true", help="also claims in use and of the right size")
     usage_source.add_usage_source(parser, window=_WINDOW)
     parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
 
@@ -39,8 +38,8 @@ def run(args: argparse.Namespace) -> int:
     report, size_of = usage_source.read_joined(args, _WINDOW, node=args.node)
     uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
     usage_source.tell_source(report)
-    rows = judge(uses, idle_after_s=after_s, size_of=size_of)
-    shown = [row for row in rows if args.all or row.finding is not WasteFinding.USED]
+    rows = classify(uses, idle_after_s=after_s, size_of=size_of)
+    shown = [row for row in rows if args.all or row.finding is not UsageFinding.USED]
     if args.output == "json":
         items = [dict(zip(map(camel, _CSV), _values(row), strict=True)) for row in shown]
         about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps}
@@ -50,11 +49,11 @@ def run(args: argparse.Namespace) -> int:
     elif shown:
         print_table(_HEADINGS, [_cells(row) for row in shown])
     else:
-        print("No claim is idle or too large, as far as is known.")
+        print("No idle or oversized claims found.")
     return 0
 
 
-def _cells(row: WasteRow) -> Sequence[str]:
+def _cells(row: IdleRow) -> Sequence[str]:
     use, enough, finding = row.use, row.enough, row.finding.value
     if enough is not None:
         profile = f"{enough.profile} or " if enough.profile else ""
@@ -63,7 +62,7 @@ def _cells(row: WasteRow) -> Sequence[str]:
     return (*names, gib(row.held_bytes), gib(use.peak_bytes), span(use.idle_s), finding, listed(use.pods))
 
 
-def _values(row: WasteRow) -> Sequence[Cell]:
+def _values(row: IdleRow) -> Sequence[Cell]:
     use, enough = row.use, row.enough
     fits = (enough.profile, enough.share_bytes) if enough is not None else (None, None)
     names = (use.namespace, use.claim, use.node, use.device)

@@ -1,4 +1,4 @@
-"""The kubectl plugin ``kubectl dra``: commands that need access to a cluster, not to a node."""
+"""The kubectl plugin ``kubectl dra``: commands that access a cluster, not a node."""
 
 import sys
 from collections.abc import Sequence
@@ -9,26 +9,26 @@ from dra_driver.core.command_line.main import execute
 ABOUT: Final = "Inspect and drain devices that are allocated by Dynamic Resource Allocation."
 _HERE: Final = "dra_driver.kubectl.commands"
 SUBCOMMANDS: Final = {
-    "devices": (f"{_HERE}.devices", "list published devices and the claims that hold them"),
+    "devices": (f"{_HERE}.devices", "list published devices and their claims"),
     "claims": (f"{_HERE}.claims", "list claims, their devices and their pods"),
-    "capacity": (f"{_HERE}.capacity", "count free devices and the claims that would still fit"),
+    "capacity": (f"{_HERE}.capacity", "count free devices and the claims that fit"),
     "topology": (f"{_HERE}.topology", "show which GPUs are linked or near each other"),
     "ui": (f"{_HERE}.ui", "show GPUs, claims and waiting pods in a browser"),
-    "usage": (f"{_HERE}.usage", "show what claims use of their GPUs"),
-    "idle": (f"{_HERE}.idle", "list claims that are idle or larger than they need to be"),
-    "quota": (f"{_HERE}.quota", "compare quotas of namespaces with what they have and use"),
-    "classes": (f"{_HERE}.classes", "keep device classes for MIG profiles and shared GPUs"),
-    "policy": (f"{_HERE}.policy_explain", "explain which policy gives which field of a GPU"),
+    "usage": (f"{_HERE}.usage", "show GPU use of claims"),
+    "idle": (f"{_HERE}.idle", "list idle and oversized claims"),
+    "quota": (f"{_HERE}.quota", "compare quotas with the GPUs that namespaces use"),
+    "classes": (f"{_HERE}.classes", "maintain device classes for MIG profiles and shared GPUs"),
+    "policy": (f"{_HERE}.policy_explain", "explain which policy sets each field of a GPU"),
     "lint": (f"{_HERE}.lint", "check manifests, device classes and claims"),
-    "migrate": (f"{_HERE}.migrate", "translate set-ups of the device plugin and the GPU Operator"),
+    "migrate": (f"{_HERE}.migrate", "translate device plugin and GPU Operator configurations"),
     "explain": (f"{_HERE}.explain", "explain why a pod or claim has no devices"),
-    "doctor": (f"{_HERE}.doctor", "say which layer between GPUs and containers is broken"),
+    "doctor": (f"{_HERE}.doctor", "find the failing layer between GPUs and containers"),
     "snapshot": (f"{_HERE}.snapshot", "write the cluster's state to a file for offline use"),
-    "support-bundle": (f"{_HERE}.support_bundle", "write all that help from others needs to one file"),
+    "support-bundle": (f"{_HERE}.support_bundle", "write a support bundle for a bug report"),
     "drain": (f"{_HERE}.drain", "free a node's GPUs for maintenance"),
-    "undrain": (f"{_HERE}.undrain", "give a node's drained GPUs back"),
-    "smoke": (f"{_HERE}.smoke", "run a pod for each kind of device and check what it sees"),
-    "hardware-check": (f"{_HERE}.node_hardware_check", "compare a node's GPUs with what the driver assumes"),
+    "undrain": (f"{_HERE}.undrain", "undrain a node's GPUs"),
+    "smoke": (f"{_HERE}.smoke", "test each kind of device with a pod"),
+    "hardware-check": (f"{_HERE}.node_hardware_check", "compare a node's GPUs with the driver's assumptions"),
     "version": ("dra_driver.core.command_line.version", "print the version"),
 }
 

@@ -15,9 +15,8 @@ from dra_driver.kubectl.lint import ManifestSource
 from dra_driver.kubectl.lint.finding import LintReport, as_github, as_json, as_sarif, as_text
 
 DESCRIPTION: Final = """\
-Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them. Without PATH, the objects of the
-cluster (live, or of --cluster-state) are checked. With PATH, only the files are needed; --cluster or --cluster-state
-add the classes, claims, namespaces and devices of a cluster.
+Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them: in files, or without PATH in the
+cluster. With PATH, --cluster and --cluster-state also resolve names in a cluster.
 """
 EPILOG: Final = """\
 exit status: 0 no errors, 1 errors (with --strict also warnings), 2 wrong usage.
@@ -26,11 +25,9 @@ A comment `# dra-lint: allow DRA018` suppresses a finding on its line and the ne
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
-    parser.add_argument("--cluster", action="store_true", help="with PATH: also look names up in the cluster")
-    parser.add_argument(
-        "--cluster-state", metavar="FILE", help="use a state written by `kubectl dra snapshot` as the cluster"
-    )
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, directories, or - for standard input")
+    parser.add_argument("--cluster", action="store_true", help="with PATH: also resolve names in the cluster")
+    parser.add_argument("--cluster-state", metavar="FILE", help="use a file of `kubectl dra snapshot` as the cluster")
     add_kubeconfig(parser)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
@@ -64,7 +61,7 @@ def _state(args: argparse.Namespace) -> ClusterState | None:
 
 
 _NAMES: Final = ("name", "generateName", "namespace")
-"""The metadata that is checked: a tenant's labels can have a megabyte."""
+"""Checked metadata. Labels are excluded: a tenant can store a megabyte in them."""
 
 
 def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:

@@ -1,4 +1,4 @@
-"""``kubectl dra migrate``: translate set-ups of the device plugin, the GPU Operator and mig-parted for this driver."""
+"""``kubectl dra migrate``: translate device plugin, GPU Operator and mig-parted configurations."""
 
 import argparse
 import itertools
@@ -19,47 +19,44 @@ from dra_driver.kubectl.lint import ManifestSource, collect, plain_documents
 from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_json, as_text, summary, translate
 
 DESCRIPTION: Final = """\
-Translate what was written for NVIDIA's device plugin into objects for DRA: its config and ConfigMaps of configs, a
-ClusterPolicy, mig-parted's config, values of both charts and of NVIDIA's DRA driver, and workloads that ask for
-nvidia.com/gpu, nvidia.com/mig-* or shares, with their node selectors. Prints GpuPolicies, DeviceClasses,
-ResourceClaimTemplates, changed workloads and the chart's values, and a report that names every field: carried over,
-changed meaning, or not carried over and why. Nothing is written to a cluster.
+Translate device plugin configs, ClusterPolicies, mig-parted configs, values of the device plugin's, GPU Operator's and
+NVIDIA DRA driver's charts, and workloads that request nvidia.com/gpu, nvidia.com/mig-* or shares. Prints GpuPolicies,
+DeviceClasses, ResourceClaimTemplates, changed workloads, chart values and a report on every field, and writes nothing
+to the cluster.
 
-  kubectl dra migrate deployment.yaml > migrated.yaml          the report is on stderr
-  kubectl dra migrate manifests/ config.yaml --output out/     one file for each kind of object, and the report
-  kubectl get nodes -o yaml | kubectl dra migrate - mig.yaml   labels of nodes say which configuration each has
-  kubectl dra migrate --from-cluster --report report.json      what is in the cluster, with your rights
+  kubectl dra migrate deployment.yaml > migrated.yaml          report on stderr
+  kubectl dra migrate manifests/ config.yaml --output out/     one file per kind of object, and the report
+  kubectl get nodes -o yaml | kubectl dra migrate - mig.yaml   node labels select each node's configuration
+  kubectl dra migrate --from-cluster --report report.json      the cluster's objects
   helm get values gpu-operator -n gpu-operator -a | kubectl dra migrate -
 """
 EPILOG: Final = """\
-exit status: 0 everything was read, 1 an input could not be read (the others are translated), 2 wrong usage.
+exit status: 0 all inputs read, 1 an input is unreadable (the rest is translated), 2 wrong usage.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, folders, or - for standard input")
+    parser.add_argument("paths", nargs="*", metavar="PATH", help="files, directories, or - for standard input")
     parser.add_argument("--from-cluster", action="store_true", help="also read the cluster's objects")
     parser.add_argument(
-        "-n", "--namespace", metavar="NAME", help="with --from-cluster: workloads of this namespace alone"
+        "-n", "--namespace", metavar="NAME", help="with --from-cluster: only workloads of this namespace"
     )
     add_kubeconfig(parser)
     parser.add_argument(
         "--keep-extended-resources",
         action="store_true",
-        help="leave workloads as they are that DeviceClasses with an extended resource can serve",
+        help="keep workloads that a DeviceClass with an extended resource can serve",
     )
-    parser.add_argument(
-        "--gpu-memory", metavar="QUANTITY", help="memory of one GPU that replicas share by MPS, such as 80Gi"
-    )
+    parser.add_argument("--gpu-memory", metavar="QUANTITY", help="memory of a GPU shared by MPS, such as 80Gi")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
     parser.add_argument("-o", "--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
-    parser.add_argument("--output", metavar="DIR", help="write files into this folder, which must be new or empty")
-    parser.add_argument("--report", metavar="FILE", help="write the report there; as JSON if the name ends in .json")
+    parser.add_argument("--output", metavar="DIR", help="write files to this new or empty directory")
+    parser.add_argument("--report", metavar="FILE", help="write the report to FILE; JSON if it ends in .json")
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.paths and not args.from_cluster:
-        raise ConfigurationError("nothing to translate: give files, folders, - for standard input, or --from-cluster")
+        raise ConfigurationError("no input: give files, directories, - for standard input, or --from-cluster")
     if args.output:
         check_folder(Path(args.output))
     options = MigrateOptions(
@@ -127,7 +124,7 @@ def _mebibytes(text: str | None) -> int:
     return found
 
 
-# --- The objects that ``--from-cluster`` reads, without those that another object owns.
+# --- ``--from-cluster`` reads objects without an owner.
 
 
 class _Kind(NamedTuple):
@@ -182,9 +179,7 @@ def _list_kind(rest: Lister, kind: _Kind, namespace: str | None, problems: list[
     except ForbiddenError:
         resource = f"{kind.plural}.{kind.group}" if kind.group else kind.plural
         place = f" in namespace {namespace}" if namespace else " in all namespaces" if kind.namespaced else ""
-        problems.append(
-            f"cluster: you may not list {resource}{place}; the right to list them is missing, so they are left out"
-        )
+        problems.append(f"cluster: skipped {resource}{place}: no permission to list them")
         return ()
     except KubernetesApiError as error:
         is_missing = isinstance(error, NotFoundError)
@@ -230,7 +225,7 @@ def _untoken(container: Wire, tokens: set[str]) -> dict[str, object]:
 def check_folder(folder: Path) -> None:
     """Raise ConfigurationError unless the directory is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"--output {folder}: expected a new or an empty folder")
+        raise ConfigurationError(f"--output {folder}: expected a new or empty directory")
 
 
 def write_folder(folder: Path, found: Translation) -> None:

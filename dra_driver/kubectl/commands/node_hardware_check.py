@@ -11,11 +11,11 @@ from dra_driver.kubectl.commands.doctor import add_pod_flags
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
-Run `dra-driver hardware-check` as a pod on a node, with image, environment, volumes and privileges of the node process'
-DaemonSet, show its lines and write its report to a local file. The pod is deleted at the end.
+Run `dra-driver hardware-check` in a pod on a node, with image, environment, volumes and privileges of the node process'
+DaemonSet. Print its output, write its report to a local file and delete the pod.
 
-Needs the rights to get daemonsets.apps, and to create, get and delete pods and get pods/log in the driver's namespace.
-Exit status as of `dra-driver hardware-check`; 1 also when the pod gives no report.
+Needs permission to get daemonsets.apps, and to create, get and delete pods and get pods/log in the driver's namespace.
+Exit status as `dra-driver hardware-check`; 1 also if the pod returns no report.
 """
 
 

@@ -13,10 +13,10 @@ from dra_driver.kube.devices import Wire
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, print_table
 
 _EXPLAIN: Final = """\
-Say which policy applies to a GPU, what each of its fields says, and why other policies that match do not apply.
+Show the policy that applies to a GPU, the value of each field, and why other matching policies do not apply.
 
-Reads the node's GpuNode and the GpuPolicy objects of the cluster. With --policies and --gpus it reads files in place of
-a cluster and applies them to GPUs of that kind, as `dra-driver policy check` does.
+Reads the node's GpuNode and the GpuPolicy objects. With --policies and --gpus, applies files offline to GPUs of that
+kind, as `dra-driver policy check` does.
 """
 _NO_POLICY: Final = "no policy applies: all fields have their defaults"
 
@@ -29,12 +29,15 @@ class ObjectReader(Protocol):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     explain = parser.add_subparsers(dest="action", metavar="ACTION", required=True).add_parser(
-        "explain", help="say which policy gives which field of a GPU", description=_EXPLAIN
+        "explain", help="explain which policy sets each field of a GPU", description=_EXPLAIN
     )
-    explain.add_argument("gpu", metavar="NODE/GPU", help="a GPU of a node, such as gpu-a/gpu-0")
+    explain.add_argument("gpu", metavar="NODE/GPU", help="such as gpu-a/gpu-0")
     add_kubeconfig(explain)
     explain.add_argument(
-        "--policies", action="append", metavar="PATH", help="offline: files, or folders as for --policy-dir; repeatable"
+        "--policies",
+        action="append",
+        metavar="PATH",
+        help="offline: files, or directories as for --policy-dir; repeatable",
     )
     explain.add_argument("--gpus", metavar="SPEC", help="offline: GPUs such as 8xh100-sxm5-80gb, or a YAML file")
 
@@ -44,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     if not (node and slash and gpu) or "/" in gpu:
         raise ConfigurationError(f"{args.gpu[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-0")
     if bool(args.policies) != bool(args.gpus):
-        raise ConfigurationError("--policies and --gpus belong together: give both, or none to ask the cluster")
+        raise ConfigurationError("--policies and --gpus need each other: give both, or none to read the cluster")
     if args.policies:
         return _offline(args.policies, args.gpus, node, gpu)
     return explain_gpu(client(kubeconfig_of(args)), node, gpu)
@@ -56,20 +59,21 @@ def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
         written = rest.get(paths.gpu_nodes(node))
     except NotFoundError as error:
         raise ConfigurationError(
-            f"there is no GpuNode {node}: the node has no node process that writes one, or the cluster lacks the"
-            f" CustomResourceDefinitions ({error})"
+            f"GpuNode {node} does not exist: the node has no node process that writes one, or the cluster lacks the"
+            f" CustomResourceDefinitions ({error})",
+            reason="GpuNodeMissing",
         ) from error
     status = node_status_of(written)
     gpu = next((each for each in status.gpus if name in (each.name, each.uuid)), None) if status else None
     if status is None or gpu is None:
         known = ", ".join(each.name for each in status.gpus) if status else ""
-        raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}")
+        raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}", reason="GpuMissing")
     print(f"{gpu.name} of node {node}: {gpu.product_name or 'unnamed'}, {gpu.uuid}")
     applied = next((each for each in status.policies if each.name == gpu.policy), None)
     source = f" ({applied.origin.value.lower()})" if applied is not None else ""
     print(f"policy {gpu.policy}{source} applies" if gpu.policy else _NO_POLICY)
     if gpu.waiting:
-        print(f"newer terms wait: {gpu.waiting}")
+        print(f"a newer policy version is waiting: {gpu.waiting}")
     forms = ", ".join(form.value for form in gpu.offered_as) or "nothing"
     print(f"offered as {forms}; used as {gpu.used_as.value}")
     refused = _say_fields(rest, gpu, applied)
@@ -85,7 +89,7 @@ def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) ->
         _table({}, "")
         return False
     if applied is not None and applied.origin is PolicyOrigin.FILE:
-        print("its fields are in a file on the node: copy the folder, and use --policies and --gpus")
+        print("its fields are in a file on the node: copy the directory, and use --policies and --gpus")
         return False
     try:
         written = rest.get(paths.gpu_policies(gpu.policy))
@@ -144,7 +148,7 @@ SPEC_FIELDS: Final = {
     "sharing.interval": "Default",
     "sharing.maxShares": "no limit",
     "sharing.defaultComputePercent": "100",
-    "sharing.reservedMemory": "what the driver keeps",
+    "sharing.reservedMemory": "driver default",
     "taints": "none",
     "attributes": "none",
     "health.taint": "default rules",
@@ -159,7 +163,7 @@ SPEC_FIELDS: Final = {
     "usage.idle.afterMinutes": "never",
     "usage.idle.action": "Report",
 }
-"""Each field below ``spec`` that decides the use of a GPU, with its default."""
+"""Fields below ``spec`` that affect a GPU, with their defaults."""
 _OF_STRATEGY: Final = {
     "sharing.interval": {"TimeSlicing"},
     "sharing.maxShares": {"TimeSlicing", "MPS"},

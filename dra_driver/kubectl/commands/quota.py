@@ -1,4 +1,4 @@
-"""``kubectl dra quota``: compare the ResourceQuotas of namespaces with the GPUs that they have."""
+"""``kubectl dra quota``: compare ResourceQuotas with the GPUs that namespaces use."""
 
 import argparse
 import sys
@@ -15,24 +15,23 @@ from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
 from dra_driver.kubectl.commands.usage_source import Cell, note_of
 from dra_driver.kubectl.usage import quota
+from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify
 from dra_driver.kubectl.usage.quota import CountedClaim, QuotaRow, UnlimitedClass
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, judge
 
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
 
 DESCRIPTION: Final = """\
-Show for each namespace the ResourceQuotas about devices and claims: what they allow, what Kubernetes counts (what is
-requested, whatever is allocated), and what is left. With --idle, how many of the devices belong to claims that are
-idle, as `kubectl dra idle` finds them. A class that a namespace uses and no quota counts is listed without a limit.
+Show each namespace's ResourceQuotas for devices and claims: limit, use (Kubernetes counts requests, not allocations)
+and rest. --idle counts the devices of idle claims. Classes in use without a quota are listed as "no limit".
 """
 _HEADINGS: Final = ("NAMESPACE", "QUOTA", "LIMIT OF", "HARD", "USED", "LEFT", "IDLE")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
-    parser.add_argument("--idle", action="store_true", help="ask the exporters, or --prometheus, which claims are idle")
-    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="how long a claim is unused (default: 30m)")
+    parser.add_argument("--idle", action="store_true", help="query exporters or Prometheus for idle claims")
+    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="minimum idle time (default: 30m)")
     usage_source.add_usage_source(parser, window="24h")
     parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
 
@@ -49,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     rows = quota.rows(quotas, filter(None, extended), idle)
     free = quota.unlimited(claims, rows)
     if len(quotas) < len(items):
-        print("note: which classes have no limit is not known, as not every quota can be read", file=sys.stderr)
+        print("note: unlimited classes are not listed: some quotas are unreadable", file=sys.stderr)
         free = []
     if args.output == "json":
         told = [{**to_builtins(row), "left": row.left} for row in rows]
@@ -63,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
         cells += [[str(cell) for cell in _unlimited(each)] for each in free]
         print_table(_HEADINGS, cells)
     else:
-        print("No namespace has a quota on devices or claims, or devices, as far as is known.")
+        print("No quotas on devices or claims, and no devices in use.")
     return 0
 
 
@@ -71,7 +70,7 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
     try:
         found: Sequence[object] = api.list(paths.resource_quotas(namespace))["items"]
     except NotFoundError:
-        print("note: this API server has no ResourceQuotas, as that of `dra-driver sim up`", file=sys.stderr)
+        print("note: the API server does not support ResourceQuotas (as in `dra-driver sim up`)", file=sys.stderr)
         return ()
     return found
 
@@ -79,10 +78,10 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int) -> Counter[tuple[str, str]]:
     report = usage_source.read_use(args, "24h")
     usage_source.tell_source(report)
-    rows = judge(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
-    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is WasteFinding.IDLE}
+    rows = classify(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
+    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is UsageFinding.IDLE}
     if not report.uses:
-        print("note: nothing is known of any claim, so none counts as idle", file=sys.stderr)
+        print("note: no usage data for any claim, so none counts as idle", file=sys.stderr)
     return Counter(
         (claim.metadata.namespace, name)
         for claim in claims

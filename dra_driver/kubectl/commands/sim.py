@@ -1,5 +1,5 @@
-"""``dra-driver sim``: run an embedded cluster with simulated GPUs (``up``) or a demonstration in it (``demo``); inject
-faults into simulated GPUs of any cluster (``inject``) and end them (``recover``)."""
+"""``dra-driver sim``: run an embedded cluster with simulated GPUs (``up``) or a demonstration (``demo``), and inject
+(``inject``) or end (``recover``) faults of simulated GPUs in any cluster."""
 
 import argparse
 import signal
@@ -25,9 +25,8 @@ from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
-Run a Kubernetes cluster in this process: an API server on loopback for kubectl, a scheduler, controllers, and for each
-node a kubelet and the real node process with simulated GPUs. Containers are not started: a container's log shows what
-its nvidia-smi would list.
+Run an embedded Kubernetes cluster: an API server on loopback, a scheduler, controllers, and per node a kubelet and the
+real node process with simulated GPUs. Containers are not started; their logs contain the expected `nvidia-smi -L`.
 """
 
 
@@ -36,27 +35,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     up = actions.add_parser("up", help="run until Ctrl-C")
     _add_nodes(up)
     up.add_argument("--port", type=int, default=0, metavar="PORT", help="port of the API server (default: a free one)")
-    up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="where to write the kubeconfig; removed at the end")
+    up.add_argument("--kubeconfig", type=Path, metavar="FILE", help="write the kubeconfig to FILE; removed at the end")
     up.add_argument(
         "--policy-dir",
         type=Path,
         metavar="DIR",
-        help="folder of GpuPolicy files for all nodes; changes are read while running (default: no policies)",
+        help="directory of GpuPolicy files for all nodes; changes apply immediately",
     )
     up.add_argument(
         "--controller",
         action="store_true",
-        help="run the controller as well: the status of policies, and evictions; its Lease is in namespace default",
+        help="also run the controller; its Lease is in namespace default",
     )
     up.add_argument(
         "--usage",
         action="store_true",
-        help="run the usage exporter of each node as well, so that `kubectl dra usage` and idle have answers; "
-        "with --controller, pods of claims over their grant and of idle claims are evicted where a policy says so",
+        help="also run the usage exporters; with --controller, evict pods of idle claims and of claims over their "
+        "grant as policies request",
     )
-    up.add_argument("--ui", action="store_true", help="run the page of `kubectl dra ui` as well, and print its address")
+    up.add_argument("--ui", action="store_true", help="also run `kubectl dra ui`, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
-    demo = actions.add_parser("demo", help="apply every example and report what happens")
+    demo = actions.add_parser("demo", help="apply every example and report the results")
     _add_nodes(demo)
     demo.add_argument(
         "--root", type=Path, metavar="DIR", help="the checkout with examples/ and deploy/ (default: here)"
@@ -70,7 +69,7 @@ def _add_nodes(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=SPEC",
-        help="a node and its GPUs, such as gpu-a=4xa100-sxm4-40gb; may be repeated",
+        help="a node and its GPUs, such as gpu-a=4xa100-sxm4-40gb; repeatable",
     )
 
 
@@ -96,7 +95,7 @@ def _up(args: argparse.Namespace) -> int:
     kubeconfig = args.kubeconfig.absolute() if args.kubeconfig else None
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
     if args.policy_dir is not None and not args.policy_dir.is_dir():
-        raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a folder")
+        raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a directory")
     with (
         ExitStack() as children,
         Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir, usage=args.usage) as cluster,
@@ -124,7 +123,7 @@ def _up(args: argparse.Namespace) -> int:
         print("Ctrl-C stops the cluster and removes everything it created.", flush=True)
         stop.get()
         print("stopping", flush=True)
-        children.close()  # while there is an API server, so that the Lease is released
+        children.close()  # before the API server stops, so that the Lease is released
     return 0
 
 
@@ -140,8 +139,10 @@ def _page(kubeconfig: Path, log: Path) -> Iterator[None]:
         try:
             address = child.stdout.readline().strip() if child.stdout else ""
             if not address.startswith("http://127.0.0.1:"):
-                raise ConfigurationError("the page did not start; `kubectl dra ui --kubeconfig FILE` says why")
-            print(f"page         {address}  (for the first browser that opens it), its log: {log}")
+                raise ConfigurationError(
+                    "the web UI did not start; run `kubectl dra ui --kubeconfig FILE` for the cause"
+                )
+            print(f"page         {address}  (only for the first browser), its log: {log}")
             yield
         finally:
             child.terminate()
@@ -151,31 +152,31 @@ def _demo(args: argparse.Namespace) -> int:
     from dra_driver.sim.demo import demo
     from dra_driver.sim.demo.requirements import parse_nodes
 
-    # Raised as an exception, so that the cluster's processes are ended; they would outlive this one otherwise.
+    # The exception makes the cluster end its processes, which would outlive this one.
     signal.signal(signal.SIGTERM, lambda received, _: sys.exit(128 + received))
     root = args.root or demo.checkout()
     good = demo.run(root, lambda text: print(text, flush=True), nodes=parse_nodes(args.node) or None)
     return 0 if good else 1
 
 
-# --- ``inject`` and ``recover``: write an annotation of the Node, and wait for the node process' event or the taint.
+# --- ``inject`` and ``recover`` write an annotation of the Node, and wait for the node process' event or the taint.
 
 INJECT_ABOUT: Final = """\
-Make a simulated GPU, or an existing partition of it, ill until `dra-driver sim recover`. On the embedded cluster and on
-any cluster whose node process runs with --simulate; others ignore it. FAULT is one of
+Make a simulated GPU or an existing partition unhealthy until `dra-driver sim recover`. Requires a node process with
+--simulate; other node processes ignore the fault. FAULT is one of
 
-  xid=N             an XID; 79 has the GPU fall off the bus, 13, 31, 43, 45, 68 and 109 are errors of the program
+  xid=N             an XID; 79: the GPU falls off the bus; 13, 31, 43, 45, 68 and 109: application errors
   ecc               a double-bit ECC error
   lost              the GPU does not answer
   hang              a call for the GPU does not return
-  row-remap         a row remapping is pending; row-remap=failed
-  retired-pages     the retirement of a page is pending (Volta, Turing)
-  recovery-action   the driver asks for a GPU reset; recovery-action=node-reboot and others
+  row-remap         a pending row remapping; row-remap=failed
+  retired-pages     a pending page retirement (Volta, Turing)
+  recovery-action   the driver requests a GPU reset; recovery-action=node-reboot and others
   nvlink            NVLink 0 is down; nvlink=N
   fabric            the NVLink fabric is unhealthy
 
-A partition can have xid and ecc. The account needs the rights get and patch on nodes, and list on resourceslices and,
-to see refusals, on events in namespace default.
+Partitions support xid and ecc. Needs permission to get and patch nodes, and to list resourceslices and, for refusals,
+events in namespace default.
 """
 REFUSED: Final = "SimulatedFaultRefused"
 REASONS: Final = frozenset({"SimulatedFault", REFUSED})
@@ -197,13 +198,15 @@ class Api(NodeApi, Protocol):
 
 
 def add_faults(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    inject = actions.add_parser("inject", help="make a simulated GPU of a node ill", description=INJECT_ABOUT)
+    inject = actions.add_parser("inject", help="make a simulated GPU of a node unhealthy", description=INJECT_ABOUT)
     inject.add_argument("node", metavar="NODE")
     inject.add_argument("device", metavar="DEVICE", help="such as gpu-0, or the name of an existing partition")
     inject.add_argument("fault", metavar="FAULT", help="such as xid=79")
     recover = actions.add_parser("recover", help="end the faults of a simulated GPU")
     recover.add_argument("node", metavar="NODE")
-    recover.add_argument("device", metavar="DEVICE", nargs="?", help="with its partitions (default: all of the node)")
+    recover.add_argument(
+        "device", metavar="DEVICE", nargs="?", help="including its partitions (default: all of the node)"
+    )
     for parser in (inject, recover):
         add_kubeconfig(parser)
         parser.add_argument(
@@ -211,13 +214,13 @@ def add_faults(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
             type=float,
             default=WAIT_S,
             metavar="SECONDS",
-            help=f"for the node process to follow; 0: do not wait (default: {WAIT_S:g})",
+            help=f"time limit for the node process; 0: do not wait (default: {WAIT_S:g})",
         )
 
 
 def run_fault(args: argparse.Namespace) -> int:
     if not 0 <= args.wait <= MAX_WAIT_S:
-        raise ConfigurationError(f"--wait {args.wait:g}: 0 to {MAX_WAIT_S:g} seconds expected")
+        raise ConfigurationError(f"--wait {args.wait:g}: expected 0 to {MAX_WAIT_S:g} seconds")
     command = FaultCommand(client(kubeconfig_of(args)), args.node, say=lambda text: print(text, flush=True))
     try:
         if args.action == "inject":
@@ -226,8 +229,8 @@ def run_fault(args: argparse.Namespace) -> int:
             command.recover(args.device, args.wait)
     except ForbiddenError as error:
         raise DraError(
-            f"{error}; sim inject and sim recover need the rights get and patch on nodes, and list on "
-            "resourceslices.resource.k8s.io; ask an administrator of the cluster for a ClusterRole with them"
+            f"{error}; sim inject and sim recover need permission to get and patch nodes, and to list "
+            "resourceslices.resource.k8s.io. Ask a cluster administrator for such a ClusterRole"
         ) from error
     return 0
 
@@ -302,7 +305,7 @@ class FaultCommand:
             return
         self._say(f"{what} of {self._node}: the injected faults end")
         self._await(what, None, before, frozenset(), wait_s)
-        self._say("taints go once recovery was seen and the calm time is over, 30 s by default")
+        self._say("taints are removed after recovery and the stabilization period, by default 30 s")
 
     def _change(self, change: Callable[[tuple[FaultOrder, ...]], tuple[FaultOrder, ...]]) -> bool:
         """Return whether the annotation changed. Other writers may change it at the same time."""
@@ -312,7 +315,7 @@ class FaultCommand:
                 return faults.format_orders(change(faults.parse_orders(found.get(ANNOTATION, "")))) or None
             except ValueError as error:
                 raise ConfigurationError(
-                    f"annotation {ANNOTATION} of node {self._node}: {error}; to begin anew: kubectl annotate node "
+                    f"annotation {ANNOTATION} of node {self._node}: {error}. To reset it: kubectl annotate node "
                     f"{self._node} {ANNOTATION}-"
                 ) from error
 
@@ -327,7 +330,7 @@ class FaultCommand:
             new = [event for name, event in self._events().items() if before.get(name) != event]
             for reason, message, _ in new:
                 if reason == REFUSED and (what in message or UNREADABLE in message):
-                    raise _RefusedError(f"the node process refuses it: {message}")
+                    raise _RefusedError(f"refused by the node process: {message}")
             if device is None and new:
                 return
             if device is not None and (shown := self._taints().get(device, frozenset()) - taints):
@@ -337,12 +340,13 @@ class FaultCommand:
                 followed, until = True, min(until, self._clock() + TAINT_S)
             self._sleep(LOOK_S)
         if followed:
-            self._say(f"the node process has followed; no new taint on {device}: the fault is counted only, or known")
+            self._say(f"the node process applied the fault; no new taint on {device}: only counted, or already tainted")
         elif wait_s:
             raise DraError(
-                f"{what}: nothing has reacted within {wait_s:g} s. The node process of {self._node} does not run, does "
-                "not reach the API server, or was started without --simulate and ignores the annotation "
-                f"{ANNOTATION}; it stays until dra-driver sim recover {self._node}"
+                f"{what}: no reaction within {wait_s:g} s. The node process of {self._node} is not running, cannot "
+                "reach the API server, or runs without --simulate. Remove the annotation "
+                f"{ANNOTATION}: dra-driver sim recover {self._node}",
+                reason="NoReaction",
             )
 
     def _taints(self) -> Mapping[str, frozenset[str]]:
@@ -374,8 +378,8 @@ class FaultCommand:
     def _unknown(self, device: str, known: Mapping[str, object]) -> str:
         node_metadata(self._api, self._node)
         if self._lost:
-            return f"node {self._node} has no device {device!r:.80} that can be read: see the notes above"
+            return f"node {self._node} has no readable device {device!r:.80}: see the notes above"
         if not known:
-            return f"node {self._node} publishes no devices: its node process has to run, with --simulate"
+            return f"node {self._node} publishes no devices: start its node process with --simulate"
         names = [name for name in known if faults.is_partition(name) == faults.is_partition(device)]
         return f"node {self._node} has no device {device!r:.80}; {suggest(device, names or known)}"

@@ -19,17 +19,16 @@ from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client,
 from dra_driver.kubectl.explain import Answer, Explanation, SchedulerModel, explain_pods, scheduler_for
 
 DESCRIPTION: Final = """\
-Try whether pods get their devices: for each kind of device that a node publishes (whole GPU, each MIG profile, share),
-run one pod with a claim for one device, and compare the UUIDs that `nvidia-smi -L` lists in its container with the
-claim's allocation. What is in use is not tried, and disturbed by nothing.
+Test device injection: for each kind of device that a node publishes (whole GPU, MIG profile, share), run a pod with a
+claim for one device and compare `nvidia-smi -L` in its container with the allocation. Uses only free devices.
 
-  kubectl dra smoke                       each kind once, on any node that has one free
-  kubectl dra smoke --node gpu-a          everything that gpu-a publishes
+  kubectl dra smoke                       each kind once, on any node with a free device
+  kubectl dra smoke --node gpu-a          all kinds that gpu-a publishes
   kubectl dra smoke --all-nodes --kind gpu
-  kubectl dra smoke --cleanup             delete what interrupted runs left; it goes by itself within minutes
+  kubectl dra smoke --cleanup             delete leftovers of interrupted runs now, not after minutes
 
-The pods run the driver's own image, as no root and under the Pod Security Standard "restricted". Exit status: 0 all
-that was tried works, 1 a failure, 2 wrong usage, a missing right or nothing published, 130 interrupted.
+The pods run the driver's image without root, under the Pod Security Standard "restricted". Exit status: 0 all tests
+passed, 1 a failure, 2 wrong usage, a missing permission or no published devices, 130 interrupted.
 """
 _LONGEST_S: Final = 3600
 _MOST_PARALLEL: Final = 64
@@ -37,9 +36,15 @@ _MOST_PARALLEL: Final = 64
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     chosen = parser.add_mutually_exclusive_group()
-    chosen.add_argument("--node", action="append", default=[], metavar="NAME", help="try this node; repeatable")
-    chosen.add_argument("--all-nodes", action="store_true", help="try every node that has GPUs")
-    parser.add_argument("--max-nodes", type=int, default=0, metavar="N", help="with --all-nodes: at most so many")
+    chosen.add_argument("--node", action="append", default=[], metavar="NAME", help="test this node; repeatable")
+    chosen.add_argument("--all-nodes", action="store_true", help="test every node with GPUs")
+    parser.add_argument(
+        "--max-nodes",
+        type=int,
+        default=0,
+        metavar="N",
+        help="maximum number of nodes with --all-nodes (default: no limit)",
+    )
     parser.add_argument("--parallel", type=int, default=8, metavar="N", help="nodes at the same time (default: 8)")
     parser.add_argument(
         "--kind", action="append", choices=("gpu", "mig", "shared"), help="only this kind; repeatable (default: all)"
@@ -48,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-n", "--namespace", metavar="NAME", default="dra-driver", help="of the pods (default: dra-driver)"
     )
-    parser.add_argument("--image", default="", help="an image of glibc (default: that of the node process)")
+    parser.add_argument("--image", default="", help="an image with glibc (default: the node process' image)")
     parser.add_argument(
         "--driver-namespace", metavar="NAME", default="dra-driver", help="of the node process (default: dra-driver)"
     )
@@ -56,14 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--daemonset", metavar="NAME", default="dra-driver-node", help="of the node process (default: dra-driver-node)"
     )
     parser.add_argument(
-        "--run-as-user", metavar="UID", default="65532", help="or `none`, as OpenShift wants it (default: 65532)"
+        "--run-as-user", metavar="UID", default="65532", help="or `none`, for OpenShift (default: 65532)"
     )
     parser.add_argument(
-        "--timeout", type=int, default=120, metavar="SECONDS", help="for one pod, image included (default: 120)"
+        "--timeout", type=int, default=120, metavar="SECONDS", help="limit per pod, including image pull (default: 120)"
     )
-    parser.add_argument(
-        "--cleanup", action="store_true", help="only delete what smoke tests have left in the namespace"
-    )
+    parser.add_argument("--cleanup", action="store_true", help="only delete leftovers of smoke tests in the namespace")
     parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
     add_kubeconfig(parser)
 
@@ -72,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     options, rest = _options(args), client(kubeconfig_of(args))
     if args.cleanup:
         return _clean_up(rest, options.namespace)
-    with Progress("looking at the cluster") as progress:
+    with Progress("reading the cluster") as progress:
         work = smoke.SmokeRun(rest, options, fits_under, lambda *news: progress.say(_step(*news)))
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the run deletes its objects, then ends
             signal.signal(number, lambda *_: work.stop())
@@ -114,9 +117,9 @@ def _clean_up(rest: RestClient, namespace: str) -> int:
     for name in found:
         print(f"deleted: {name}")
     if not found:
-        print(f"no smoke test has left anything in namespace {namespace}")
+        print(f"no leftovers of smoke tests in namespace {namespace}")
     for name in left:
-        print(f"still there: {name}", file=sys.stderr)
+        print(f"not deleted: {name}", file=sys.stderr)
     return 1 if left else 0
 
 
@@ -147,9 +150,9 @@ def _step(result: TryResult, done: int, total: int) -> str:
     return f"{done} of {total}: {result.node} {result.kind}: {WORDS[result.status]}"
 
 
-# --- Would a pod be placed on a node? Busy devices are not a failure.
+# --- Check whether a pod fits on a node. Busy devices are not a failure.
 
-# Codes of `explain`: devices of another kind, and busy ones.
+# Codes of `explain` for devices of another kind and for busy devices.
 _OTHER_KIND: Final = frozenset({"classSelector", "requestSelector", "nodeSelection"})
 _BUSY: Final = {
     "inUse": "allocated",
@@ -166,7 +169,7 @@ def fits_under(whole: ClusterState) -> Callable[[ClusterState, Wire, Wire, TryKi
 
 
 def fit_of(state: ClusterState, pod: Wire, claim: Wire, kind: TryKind, scheduler: SchedulerModel) -> Fit:
-    """Return whether the pod with its claim would be placed on the only node of ``state`` now."""
+    """Return whether the pod with its claim fits on the only node of ``state`` now."""
     try:
         found = explain_pods(with_objects(state, [claim]), [pod], scheduler=scheduler)[0]
     except DraError as error:

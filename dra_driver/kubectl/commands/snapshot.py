@@ -10,10 +10,9 @@ from dra_driver.kube.state_file import dump, text_of
 from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state
 
 DESCRIPTION: Final = """\
-Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`, to work offline or to
-share the file. Pods are reduced to what scheduling needs: no environment, arguments, commands, volumes or annotations.
-Names and labels are kept, and of claims, templates and classes the opaque parameters that `--driver` reads; those of
-other drivers are left out.
+Write the cluster's nodes, pods, claims, classes and devices to a file for `--cluster-state`. Omits environment,
+arguments, commands, volumes and annotations of pods, and opaque parameters of drivers other than `--driver`. Names and
+labels are kept.
 """
 
 
@@ -21,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="output file; YAML when it ends in .yaml, otherwise JSON; - prints to standard output",
+        help="output file; YAML if it ends in .yaml, else JSON; - for standard output",
     )
     add_kubeconfig(parser)
     parser.add_argument(
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     state = shareable(live_state(kubeconfig_of(args), args.namespace), (args.driver,))
     for gap in state.gaps:
-        print(f"left out: {gap}", file=sys.stderr)
+        print(f"skipped: {gap}", file=sys.stderr)
     if args.file == "-":
         print(text_of(state, as_yaml=True), end="")
         return 0

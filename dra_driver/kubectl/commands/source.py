@@ -29,11 +29,9 @@ SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 def add_kubeconfig(parser: argparse.ArgumentParser, group: argparse._ActionsContainer | None = None) -> None:
     """Add ``--kubeconfig``, to ``group`` if there is one, and ``--context``."""
     (group or parser).add_argument(
-        "--kubeconfig", metavar="FILE", help="how to reach the API server (default: as kubectl does)"
+        "--kubeconfig", metavar="FILE", help="kubeconfig of the API server (default: as kubectl)"
     )
-    parser.add_argument(
-        "--context", metavar="NAME", help="which context of the kubeconfig (default: its current context)"
-    )
+    parser.add_argument("--context", metavar="NAME", help="context of the kubeconfig (default: its current context)")
 
 
 def kubeconfig_of(args: argparse.Namespace) -> Kubeconfig:
@@ -45,7 +43,7 @@ def kubeconfig_of(args: argparse.Namespace) -> Kubeconfig:
 
 
 def namespace_of(args: argparse.Namespace) -> str:
-    """Return that of ``-n``, else the kubeconfig's; for a state file ``default``. Raises as `kubeconfig_of`."""
+    """Return the namespace of ``-n`` or the kubeconfig; ``default`` for a state file. Raises as `kubeconfig_of`."""
     if args.namespace or any(getattr(args, name, None) for name in ("cluster_state", "snapshot")):
         return str(args.namespace or DEFAULT)
     return kubeconfig_of(args).namespace(os.environ, SERVICE_ACCOUNT_DIR)
@@ -65,7 +63,7 @@ class Progress:
 
     def __init__(self, text: str, *, stream: TextIO | None = None, after_s: float = AFTER_S) -> None:
         self._stream = stream or sys.stderr
-        self._lock = threading.Lock()  # guards the text and what is written
+        self._lock = threading.Lock()  # guards the text and the stream
         self._text, self._is_shown = text, False
         self._began = time.monotonic()
         self._worker = Worker("progress", self._write, first_s=after_s)
@@ -111,9 +109,7 @@ def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.ge
 _MAX_STDIN = 16 << 20
 
 
-def add_source(
-    parser: argparse.ArgumentParser, namespace_help: str = "default: that of the kubeconfig's context, else default"
-) -> None:
+def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: the namespace of the context") -> None:
     """Add ``--kubeconfig``, ``--context``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
     if namespace_help:
         parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
@@ -122,8 +118,7 @@ def add_source(
     source.add_argument(
         "--cluster-state",
         metavar="FILE",
-        help="offline: a file of `kubectl dra snapshot` or `kubectl dra support-bundle`, or objects as "
-        "`kubectl get -o yaml` prints them",
+        help="offline: a file of `kubectl dra snapshot`, `kubectl dra support-bundle` or `kubectl get -o yaml`",
     )
 
 

@@ -1,6 +1,6 @@
 """``kubectl dra support-bundle``: write the state, logs and the doctor's report to one file, without secrets.
 
-Exit status: 0 written, also with unanswered questions; 1 nothing written, as the API server does not answer.
+Exit status: 0 written, also with unanswered requests; 1 not written: the API server does not answer.
 """
 
 import argparse
@@ -15,27 +15,28 @@ from dra_driver.kubectl.commands.doctor import add_driver_namespace, facts_of
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
-Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods with their logs, and the doctor's report to
-one file, for its owner alone. Environment, arguments, annotations and secrets of pods and opaque parameters of other
-drivers are not written, and tokens in logs and messages are removed. Look at it before you send it: names and labels of
-pods, nodes and claims stay, and this driver's parameters.
+Write the cluster's state, GpuNodes, GpuPolicies, events, the driver's pods and logs, and the doctor's report to one
+file. Omits environment, arguments, annotations and secrets of pods, opaque parameters of other drivers, and tokens in
+logs. Check it before you send it: names and labels of pods, nodes and claims, and this driver's parameters are kept.
 
   kubectl dra support-bundle
   kubectl dra support-bundle case-17.tar.gz --no-logs
-  kubectl dra doctor --snapshot case-17.tar.gz               what the doctor says of it
+  kubectl dra doctor --snapshot case-17.tar.gz
   kubectl dra explain pod/train --cluster-state case-17.tar.gz
 """
 _LOG_S: Final = 10.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz)")
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="namespace to read, for users who cannot read all")
+    parser.add_argument("--no-logs", action="store_true", help="omit the logs of the driver's pods")
     parser.add_argument(
-        "file", nargs="?", metavar="FILE", help="output file (default: dra-support-TIME.tar.gz in this folder)"
-    )
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="read where the user may not read all namespaces")
-    parser.add_argument("--no-logs", action="store_true", help="without the logs of the driver's pods")
-    parser.add_argument(
-        "--timeout", type=float, default=60.0, metavar="SECONDS", help="for all questions but logs (default: 60)"
+        "--timeout",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="limit for all API requests except logs (default: 60)",
     )
     add_driver_namespace(parser)
     add_kubeconfig(parser)
@@ -65,7 +66,7 @@ def run(args: argparse.Namespace) -> int:
     )
     size = bundle.write(written, path)
     for why in dict.fromkeys([*(each.seen for each in found.unanswered.values()), *left]):
-        print(f"left out: {why}", file=sys.stderr)
+        print(f"skipped: {why}", file=sys.stderr)
     print(
         f"{path}: {size >> 10} KiB, {len(logs)} logs; the doctor's report in it ends with status {report.exit_status}"
     )

@@ -12,8 +12,7 @@ from dra_driver.kubectl.commands.devices import UNKNOWN
 from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
 
 DESCRIPTION: Final = (
-    "Show for each node its GPUs and the devices of other drivers that say where they are: NUMA node, PCIe root, the "
-    "GPUs that NVLink connects, and the claims that hold them. All of it is from ResourceSlices."
+    "Show NUMA node, PCIe root, NVLink connections and claims of GPUs and other drivers' devices, from ResourceSlices."
 )
 HEADINGS: Final = ("NODE", "NUMA", "PCIE ROOT", "DEVICE", "PRODUCT", "NVLINK", "STATE", "CLAIMS")
 _FIELDS: Final = ("claims", "slices")
@@ -37,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         print_table(HEADINGS, [row(one) for one in found])
         return 0
     unknown = not state.slices and is_unread(state, "resourceslices")
-    print("Which devices are published is not known." if unknown else "No device says where it is.")
+    print("Cannot read the published devices." if unknown else "No device has topology attributes.")
     return 1 if unknown else 0
 
 

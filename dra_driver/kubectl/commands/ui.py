@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from dra_driver.kubectl.web.use_history import UseSample
 
 DESCRIPTION: Final = """\
-Serve a page about the cluster's GPUs on loopback until Ctrl-C: nodes and GPUs drawn to scale, claims and what they use,
-why pods wait, what would fit, capacity and events. It reads with the rights of the kubeconfig and changes nothing.
+Serve the web UI on loopback until Ctrl-C: nodes and GPUs, claims and their use, waiting pods, capacity and events. It
+only reads, with the permissions of the kubeconfig.
 
   kubectl dra ui
   kubectl dra ui --port 8090
-  kubectl dra ui --cluster-state cluster.json      a state of `kubectl dra snapshot`
+  kubectl dra ui --cluster-state cluster.json
 
-The printed address has a code that works once, in the first browser that opens it; other users of the machine get 403.
+The printed address contains a code for one use in one browser; other users of the machine get 403.
 """
 _MAX_PORT: Final = 65_535
 
@@ -35,13 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-namespace",
         metavar="NAME",
         default="dra-driver",
-        help="namespace of the usage exporters (default: dra-driver); they are asked through the API server, which "
-        "needs the rights to list pods and to get pods/proxy there",
+        help="namespace of the usage exporters (default: dra-driver); needs permission to list pods and get "
+        "pods/proxy there",
     )
-    parser.add_argument(
-        "--prometheus", metavar="URL", help="charts begin with what this Prometheus recorded in the last hour"
-    )
-    parser.add_argument("--prometheus-token-file", metavar="FILE", help="a token that the Prometheus wants")
+    parser.add_argument("--prometheus", metavar="URL", help="start charts with the last hour from this Prometheus")
+    parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
     add_source(parser, namespace_help="")
 
 
@@ -65,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         about = Connection.load(chosen.path, context=chosen.context).source
         namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
         source = LiveSource(client(chosen), namespace)
-        # With connections of its own: another thread reads the cluster.
+        # A separate client: another thread reads the cluster.
         read_use = partial(ask_exporters, client(chosen), args.driver_namespace)
     serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past)
     return 0
@@ -77,7 +75,7 @@ def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSampl
     from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:
-        raise ConfigurationError("--prometheus: a file of the cluster's state is not from now; leave one of both out")
+        raise ConfigurationError("--prometheus cannot be combined with --cluster-state, which is not current")
     server = prometheus_of(args)
 
     def past() -> "Sequence[UseSample]":
@@ -91,4 +89,4 @@ def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSampl
 
 def _say(address: str) -> None:
     print(address, flush=True)
-    print("The code in the address works once. Ctrl-C stops the page.", file=sys.stderr, flush=True)
+    print("The code in the address works once. Ctrl-C stops the web UI.", file=sys.stderr, flush=True)

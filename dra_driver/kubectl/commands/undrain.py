@@ -1,4 +1,4 @@
-"""``kubectl dra undrain NODE``: undrain GPUs, so that new claims get them."""
+"""``kubectl dra undrain NODE``: undrain GPUs for new claims."""
 
 import argparse
 from typing import Final
@@ -8,14 +8,13 @@ from dra_driver.kubectl.commands.source import client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
 
 DESCRIPTION: Final = """\
-Give GPUs that were drained back: remove the annotations that `kubectl dra drain` wrote (another request to detach
-stays), and wait until the taint is gone and, if the NVIDIA driver was given up, until it is in use again. Exit status:
-0 done, 1 not done in time or a right is missing, 2 wrong usage, 130 interrupted.
+Undrain GPUs: remove the annotations of `kubectl dra drain`, and wait until the node process has removed the taint and
+reattached to the NVIDIA driver. Exit status: 0 done, 1 timeout or missing permission, 2 wrong usage, 130 interrupted.
 """
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_target(parser, "give this GPU back alone, by UUID or name; repeatable (default: all)")
+    add_target(parser, "undrain only this GPU: UUID or name; repeatable (default: all)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -18,15 +18,14 @@ from dra_driver.kubectl.usage import device_use
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, LabelledClaim, LabelledPod, UseSum, summed
 
 DESCRIPTION: Final = """\
-Show memory used against granted, utilisation, energy and idleness of each claim's devices, or of pods, namespaces or
-nodes together. The usage exporter of each node is asked through the API server; with --prometheus, what a Prometheus
-recorded. The first line on standard error says which, and over which time.
+Show used and granted memory, utilization, energy and idle time per device of a claim, or per pod, namespace or node.
+Queries the usage exporters through the API server, or Prometheus. Standard error names the source and the window.
 
-  USED     memory of all processes of the claim, now
-  PEAK     the most within the window
-  SM       utilisation of the device: now, or the mean over the window with --prometheus
-  ENERGY   within the window; ~ marks an estimate: hardware counts the energy of whole GPUs alone
-  IDLE     how long it has not been used; ? is not known, and never means idle
+  USED     current memory of the claim's processes
+  PEAK     maximum in the window
+  SM       device utilization: current, or the mean over the window with --prometheus
+  ENERGY   in the window; ~ marks an estimate: hardware measures whole GPUs only
+  IDLE     time since the last use; ? is unknown, not idle
 """
 _WINDOW: Final = "1h"
 _BY_LABEL: Final = "label:"
@@ -43,8 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by",
         metavar="|".join((*_KINDS, "label:KEY")),
         default="device",
-        help="what a line is about; a label is the claim's, or that of all its pods (default: each device of each "
-        "claim)",
+        help="group rows by this; labels of a claim, or else of all its pods (default: device)",
     )
     parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
@@ -83,7 +81,7 @@ def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str
     try:
         pods = read_all(LabelledPod, api.list(paths.pods(args.namespace))["items"], note_of("Pod"))
     except KubernetesApiError as error:
-        said = f"labels of pods are not known, only those of claims: {error}"
+        said = f"cannot read labels of pods, only labels of claims apply: {error}"
         print(f"note: {printable(said)}", file=sys.stderr)
     labels = device_use.claim_labels(claims, pods)
     missing = device_use.GONE if len(claims) == len(items) else device_use.GONE_OR_UNREAD
@@ -130,7 +128,7 @@ def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> Non
 
 
 def _part(each: UseSum, name: str, shown: str) -> str:
-    """Mark a sum without devices of an unknown value with ``>=``."""
+    """Mark a sum that lacks devices with unknown values with ``>=``."""
     return f">={shown}" if name in each.partial else shown
 
 
@@ -138,4 +136,4 @@ def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if rows:
         print_table(headings, rows)
     else:
-        print("No claims have devices here, as far as is known.")
+        print("No claims with devices found.")

@@ -1,4 +1,4 @@
-"""Flags and readers that ``kubectl dra usage``, ``idle``, ``quota`` and ``ui`` share: of exporters and Prometheus."""
+"""Flags and readers of exporters and Prometheus for ``kubectl dra usage``, ``idle``, ``quota`` and ``ui``."""
 
 import argparse
 import csv
@@ -24,7 +24,7 @@ from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, claims_held, decode
 from dra_driver.kubectl.usage.history import History, queries
-from dra_driver.kubectl.usage.waste import DeviceSize, joined, sizes_in
+from dra_driver.kubectl.usage.idle_report import DeviceSize, joined, sizes_in
 
 _UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 MAX_WINDOW_S: Final = 366 * 86_400
@@ -37,25 +37,24 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
         "--driver-namespace",
         metavar="NAME",
         default="dra-driver",
-        help="namespace of the exporters (default: dra-driver); each is asked through the API server, which needs the "
-        "rights to list pods and to get pods/proxy there",
+        help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
     )
     parser.add_argument(
         "--prometheus",
         metavar="URL",
-        help="ask this Prometheus for the window in place of the exporters, which know their own short one alone",
+        help="read the window from this Prometheus instead of the exporters",
     )
-    parser.add_argument("--prometheus-token-file", metavar="FILE", help="a token that the Prometheus wants")
+    parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
     parser.add_argument(
         "--window",
         metavar="TIME",
-        help=f"with --prometheus: how far back, such as 90m, 24h, 7d (default: {window}; at least 5m)",
+        help=f"with --prometheus: such as 90m, 24h, 7d (default: {window}; minimum: 5m)",
     )
 
 
 # --- Prometheus over its HTTP API ("HTTP API", instant queries), with limits on time and size, without redirects.
 #
-# It is not part of the cluster's trust: ``usage/history.py`` validates its answers.
+# It is not trusted: ``usage/history.py`` validates its responses.
 
 MAX_ANSWER: Final = 64 << 20
 QUERY_S: Final = 30.0
@@ -82,7 +81,9 @@ class Prometheus:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ConfigurationError(f"--prometheus {url[:80]!r}: expected an address such as http://localhost:9090")
         if parts.username or parts.password:
-            raise ConfigurationError("--prometheus: other users of this machine see the password: use a token's file")
+            raise ConfigurationError(
+                "--prometheus: other users of this machine can read the password. Use --prometheus-token-file"
+            )
         self.url = printable(url.rstrip("/"))
         self._timeout_s = timeout_s
         self._headers = {"Accept": "application/json"}
@@ -105,20 +106,22 @@ class Prometheus:
         except (OSError, HTTPException) as error:
             reason = getattr(error, "reason", error)
             raise PrometheusError(
-                f"no answer from {self.url}: {printable(str(reason))[:200]}; check the address, or leave --prometheus "
-                "out: the exporters know their own short window"
+                f"no answer from {self.url}: {printable(str(reason))[:200]}. Check the address, or omit "
+                "--prometheus to use the exporters' short window"
             ) from error
         except (ValueError, RecursionError) as error:
-            raise PrometheusError(f"{self.url} answered what is not JSON: is it a Prometheus?") from error
+            raise PrometheusError(
+                f"{self.url}: response is not JSON. Check that --prometheus points to a Prometheus server"
+            ) from error
 
     def _body(self, answer: HTTPResponse, until: float) -> bytes:
         found = bytearray()
         while chunk := answer.read1(_CHUNK):
             found += chunk
             if len(found) > MAX_ANSWER:
-                raise PrometheusError(f"{self.url}: its answer is larger than {MAX_ANSWER >> 20} MiB; refused")
+                raise PrometheusError(f"{self.url}: response exceeds {MAX_ANSWER >> 20} MiB")
             if time.monotonic() > until:
-                raise PrometheusError(f"{self.url}: its answer did not end within {self._timeout_s:g} s")
+                raise PrometheusError(f"{self.url}: response took longer than {self._timeout_s:g} s")
         return bytes(found)
 
 
@@ -127,7 +130,7 @@ def _token(path: str) -> str:
         with Path(path).open(encoding="ascii") as file:
             found = file.read(_MAX_TOKEN).strip()
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"--prometheus-token-file {path}: cannot be read: {error}") from error
+        raise ConfigurationError(f"cannot read --prometheus-token-file {path}: {error}") from error
     if not found or not found.isprintable() or " " in found:
         raise ConfigurationError(f"--prometheus-token-file {path}: expected one token")
     return found
@@ -135,7 +138,7 @@ def _token(path: str) -> str:
 
 def window_s(args: argparse.Namespace, default: str) -> int:
     if args.window and not args.prometheus:
-        raise ConfigurationError("--window: the exporters know their own short window alone; give --prometheus, too")
+        raise ConfigurationError("--window needs --prometheus: the exporters have a fixed short window")
     return seconds(args.window or default, "--window", least=300)
 
 
@@ -153,23 +156,22 @@ def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -
     if args.prometheus:
         return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
     window_s(args, default_window)
-    with Progress("asking the exporters"):
+    with Progress("querying the exporters"):
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
 def read_joined(
     args: argparse.Namespace, default_window: str, *, node: str = ""
 ) -> tuple[UseReport, Callable[[ClaimDeviceUse], DeviceSize]]:
-    """Return the report as `read_use`, with what the API server knows of the claims that exist: their pods, and the
-    memory of a whole GPU or partition that the source does not report. Also return the sizes of published devices.
+    """Return the report of `read_use` with pods and device memory from the API server, and the sizes of devices.
 
-    Both are unknown, with a note, if the API server refuses: pods are then those that the source reports.
+    If the API server refuses, print a note: sizes are unknown, and pods are as the source reports them.
     """
     report = read_use(args, default_window, node=node)
-    lost = note_of("the size of devices is not known: ResourceSlice or device")
+    lost = note_of("unknown device size: ResourceSlice or device")
     wanted = bool(report.uses)
-    size_of = sizes_in(_listed(args, paths.resource_slices(), "how large devices are") if wanted else (), lost)
-    held = claims_held(_listed(args, paths.resource_claims(args.namespace), "which pods use claims") if wanted else ())
+    size_of = sizes_in(_listed(args, paths.resource_slices(), "the size of devices") if wanted else (), lost)
+    held = claims_held(_listed(args, paths.resource_claims(args.namespace), "pods of claims") if wanted else ())
     return replace(report, uses=joined(report.uses, held, size_of)), size_of
 
 
@@ -177,7 +179,7 @@ def _listed(args: argparse.Namespace, path: str, what: str) -> Sequence[Any]:
     try:
         found: Sequence[Any] = client(kubeconfig_of(args)).list(path)["items"]
     except (KubernetesApiError, ConfigurationError) as error:
-        print(f"note: {what} is not known: {printable(str(error))}", file=sys.stderr)
+        print(f"note: cannot read {what}: {printable(str(error))}", file=sys.stderr)
         return ()
     return found
 
@@ -189,7 +191,7 @@ def prometheus_of(args: argparse.Namespace) -> Prometheus:
 def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseReport:
     history = History(window)
     for field, query in queries(window).items():
-        with Progress(f"asking Prometheus for {field}"):
+        with Progress(f"querying Prometheus for {field}"):
             answer = server.ask(query)
         try:
             history.add(field, answer)
@@ -198,7 +200,7 @@ def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseR
     uses = [use for use in history.uses() if node in ("", use.node)]
     gaps = history.gaps()
     if not uses:
-        gaps.append("Prometheus has no metrics of claims in this window: does it scrape the exporters?")
+        gaps.append("Prometheus has no metrics of claims in this window. Check that it scrapes the exporters")
     return UseReport(source=f"Prometheus at {server.url}", window_s=window, uses=uses, gaps=tuple(gaps))
 
 
@@ -210,7 +212,7 @@ def tell_source(report: UseReport) -> None:
 
 
 def note_of(kind: str) -> Callable[[str], None]:
-    """Return a function that reports on standard error which object `read_all` has lost."""
+    """Return a function that reports objects skipped by `read_all` on standard error."""
     return lambda said: print(f"note: {printable(f'{kind} {said}')}", file=sys.stderr)
 
 
@@ -222,7 +224,7 @@ def _window_text(window: float) -> str:
     return f"{window:.0f} s"
 
 
-Cell = str | int | float | None  # of a table; None is unknown
+Cell = str | int | float | None  # table cell; None is unknown
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -243,7 +245,7 @@ def number(value: Cell) -> str:
 
 
 def print_csv(headings: Sequence[str], rows: Iterable[Iterable[Cell]]) -> None:
-    """Print plain values, empty if unknown. No name begins with a character that a spreadsheet computes."""
+    """Print plain values, empty if unknown. Quote names that a spreadsheet would compute."""
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(headings)
     writer.writerows(map(_cell, row) for row in rows)
@@ -296,10 +298,10 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
     if not count:
         where = f" on node {node}" if node else ""
         raise ConfigurationError(
-            f"no pod with the label {SELECTOR} in namespace {namespace}{where}: the exporter is off (the chart's "
-            "exporter.enabled), or in another namespace (--driver-namespace); --prometheus asks what was recorded"
+            f"no pod with the label {SELECTOR} in namespace {namespace}{where}: set exporter.enabled in the chart, "
+            "select another namespace (--driver-namespace), or read recorded data with --prometheus"
         )
-    told: list[UseReport] = []
+    reports: list[UseReport] = []
     for at in range(0, len(pods), _GROUP):
         group = pods[at : at + _GROUP]
         asked = [f"{paths.pod(namespace, f'{pod.metadata.name}:{PORT}')}/proxy/usage" for pod in group]
@@ -307,21 +309,21 @@ def ask_exporters(api: ExporterApi, namespace: str, *, node: str = "") -> UseRep
             if isinstance(answer, ForbiddenError):
                 raise answer
             if isinstance(answer, KubernetesApiError):
-                gaps.append(f"node {pod.spec.node_name}: its exporter does not answer: {answer}")
+                gaps.append(f"node {pod.spec.node_name}: its exporter does not respond: {answer}")
                 continue
             try:
-                told.append(decode(answer, pod.spec.node_name))
+                reports.append(decode(answer, pod.spec.node_name))
             except ValueError as error:
-                gaps.append(f"node {pod.spec.node_name}: the answer of its exporter cannot be used: {error}")
+                gaps.append(f"node {pod.spec.node_name}: invalid response of its exporter: {error}")
                 continue
-            gaps += told[-1].gaps
-    if not told:
-        raise ApiUnreachableError(f"nothing is known: none of {count} exporters answers as expected; {gaps[0]}")
+            gaps += reports[-1].gaps
+    if not reports:
+        raise ApiUnreachableError(f"no usage data: none of {count} exporters returned a valid response; {gaps[0]}")
     more = [f"and {len(gaps) - _MAX_GAPS} more"] if len(gaps) > _MAX_GAPS else []
     return UseReport(
-        source=f"{len(told)} of {count} exporters",
-        window_s=min(each.window_s for each in told),
-        uses=[use for each in told for use in each.uses],
+        source=f"{len(reports)} of {count} exporters",
+        window_s=min(each.window_s for each in reports),
+        uses=[use for each in reports for use in each.uses],
         gaps=(*map(printable, gaps[:_MAX_GAPS]), *more),
-        gpus=tuple(gpu for each in told for gpu in each.gpus),
+        gpus=tuple(gpu for each in reports for gpu in each.gpus),
     )

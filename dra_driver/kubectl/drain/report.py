@@ -1,4 +1,4 @@
-"""The progress of a drain or undrain, for people and as JSON."""
+"""Report the progress of a drain or undrain as text and JSON."""
 
 from collections.abc import Callable
 from typing import Final, Literal
@@ -14,7 +14,7 @@ _FORMS: Final = {"whole": "whole GPU", "partition": "partition", "share": "share
 
 
 class DrainReport(Struct, kw_only=True):
-    """Filled step by step, so that it is right whenever the command ends. ``gpus`` are UUIDs.
+    """Progress of the command, correct after each step. ``gpus`` are UUIDs.
 
     ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
     """
@@ -69,17 +69,17 @@ def line(holder: DeviceHolder) -> str:
 
 
 def state_left(report: DrainReport) -> list[str]:
-    """Return the state that an unfinished command leaves, and what to do."""
+    """Return the state after an unfinished command, and the next steps."""
     if report.command == "undrain":
-        return [f"undrain may be repeated: kubectl dra undrain {report.node}"]
+        return [f"repeat the command: kubectl dra undrain {report.node}"]
     if report.annotation is None:
         return ["nothing was changed"]
     found = [
-        f"annotation {DRAIN_ANNOTATION}={report.annotation} of node {report.node} stays: new claims do not get these "
-        "GPUs, and pods that run are not touched"
+        f"annotation {DRAIN_ANNOTATION}={report.annotation} of node {report.node} is kept: new claims do not get these "
+        "GPUs; running pods are unaffected"
     ]
     if report.evicted:
         found.append(f"evicted pods stay evicted: {', '.join(report.evicted)}")
     if report.detach_asked:
-        found.append(f"annotation {DETACH_ANNOTATION} stays: no GPU of the node is prepared for a claim")
-    return [*found, "the same command goes on from here", f"kubectl dra undrain {report.node} gives the GPUs back"]
+        found.append(f"annotation {DETACH_ANNOTATION} is kept: the node prepares no claims")
+    return [*found, "repeat the command to continue", f"kubectl dra undrain {report.node} undrains the GPUs"]

@@ -1,6 +1,6 @@
-"""Drain and undrain GPUs of a node: taint, report who has the GPUs, evict on request, wait, detach.
+"""Drain and undrain GPUs of a node: taint, report claims and pods, evict on request, wait, detach.
 
-Every step can be repeated, and the node can stay in the state between two steps.
+Every step can be repeated, and the node can stay between two steps.
 """
 
 import secrets
@@ -19,8 +19,8 @@ from dra_driver.kube.rights import NeededRight, Reviewer, missing
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
 from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
-TAINT_S: Final = 60.0  # a node process taints in about a second
-DETACH_S: Final = 60.0  # at least, whatever is left of the timeout: calls in progress end within 45 s
+TAINT_S: Final = 60.0  # a node process taints within about 1 s
+DETACH_S: Final = 60.0  # minimum, regardless of the timeout: calls in progress end within 45 s
 RETRY_S: Final = 5.0  # between two requests for one pod, as in ``kubectl drain``
 
 
@@ -62,7 +62,7 @@ class _Drain:
         self._api, self._options, self._report, self._patience, self._say = api, options, report, patience, say
         self._view = NodeView(api, options.node, options.driver)
         self._gpus: tuple[GpuUuid, ...] | None = None  # None: all of the node
-        self._asked_at: dict[str, float] = {}  # pod UID -> when it may be tried again
+        self._asked_at: dict[str, float] = {}  # pod UID -> time of the next attempt
         self._shown: dict[str, str] = {}  # claim and device of a holder -> its line
         self._free_looks = 0
 
@@ -71,27 +71,28 @@ class _Drain:
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
-        node_metadata(self._api, node)  # before slices: a node that does not exist has none
+        node_metadata(self._api, node)  # before slices: fails if the node does not exist
         published = self._view.gpus()
         if self._options.gpus:
             self._gpus = selected(published, self._options.gpus)
         self._report.gpus = self._gpus or tuple(gpu.uuid for gpu in published)
         if unknown := sorted({*self._report.gpus} - {gpu.uuid for gpu in published}):
             self._say(
-                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or no GPU of this node; check "
-                "the UUID"
+                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or not a GPU of this node. "
+                "Check the UUID"
             )
-        self._view.holders(self._gpus, published, force=self._options.force)  # a list that fails, fails here
+        self._view.holders(self._gpus, published, force=self._options.force)  # fail early
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
-        self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (it was there)'}")
+        self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (unchanged)'}")
 
     def await_taint(self) -> None:
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
             raise DrainFailedError(
-                f"node {self._options.node}: after {TAINT_S:.0f} s its devices have no taint. Its node process does "
-                "not run, cannot reach the API server, or is older than this command: kubectl -n dra-driver get pods "
-                "-o wide"
+                f"node {self._options.node}: its devices have no taint after {TAINT_S:.0f} s. Its node process is "
+                "not running, cannot reach the API server, or is older than this command. Check kubectl -n dra-driver "
+                "get pods -o wide",
+                reason="NotTainted",
             )
         self._report.tainted = True
         count = len(self._report.gpus)
@@ -102,28 +103,29 @@ class _Drain:
         )
 
     def await_free(self) -> None:
-        """Wait until no claim has the GPUs; evict pods if the options request it."""
+        """Wait until no claim uses the GPUs; evict pods if requested."""
         self._report.free = self._patience.wait_for(self._is_free)
         if not self._report.free:
-            raise DrainFailedError(self._still_held())
-        self._say("free: no claim has these GPUs")
+            raise DrainFailedError(self._still_held(), reason="DevicesInUse")
+        self._say("free: no claim uses these GPUs")
 
     def detach(self) -> None:
         node = self._options.node
         self._report.detach_asked = True
         reason = ask_detach(self._api, node, self._gpus)
-        self._say(f"node {node}: asked to give the NVIDIA driver up ({reason})")
+        self._say(f"node {node}: requested to detach from the NVIDIA driver ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(
             lambda: self._view.said("DriverDetached", said), least_s=DETACH_S
         )
         if not self._report.detached:
             raise DrainFailedError(
-                f"node {node} has not said that it gave the NVIDIA driver up: no event DriverDetached with {reason!r}. "
-                "/readyz of its node process says what is waited for; events are kept for an hour, so a request that "
-                "was there before may have been answered"
+                f"node {node} has not confirmed that it detached from the NVIDIA driver: no event DriverDetached with "
+                f"{reason!r}. Check /readyz of its node process. Events expire after one hour: the event of an earlier "
+                "request can be missing",
+                reason="DetachUnconfirmed",
             )
-        self._say("detached: nothing of this driver uses the NVIDIA driver")
+        self._say("detached: this driver does not use the NVIDIA driver")
 
     def _is_tainted(self) -> bool:
         published = self._view.settled_gpus()
@@ -132,7 +134,7 @@ class _Drain:
         return all(gpu.drained for gpu in published if self._gpus is None or gpu.uuid in self._gpus)
 
     def _is_free(self) -> bool:
-        """Twice in a row: a scheduler without knowledge of the taint may just have allocated."""
+        """Return whether two polls in a row found no holders: the scheduler can allocate before it sees the taint."""
         holders = self._view.holders(self._gpus, self._view.gpus(), force=self._options.force)
         self._show(holders)
         self._report.holders = holders
@@ -152,10 +154,10 @@ class _Drain:
         for key, holder in now.items():
             if key not in self._shown:
                 self._shown[key] = line(holder)
-                self._say(f"{'in use: ' if holder.counts else 'beside: '} {self._shown[key]}")
+                self._say(f"{'in use: ' if holder.counts else 'admin:  '} {self._shown[key]}")
 
     def _evict(self, pod: HolderPod) -> None:
-        """Request an eviction, again at the earliest after `RETRY_S`. Raises KubernetesApiError without an answer."""
+        """Request an eviction; retry after `RETRY_S` or later. Raises KubernetesApiError without an answer."""
         if pod.ending or not pod.found or self._patience.now < self._asked_at.get(pod.uid, 0.0):
             return
         if pod.kept:
@@ -165,9 +167,9 @@ class _Drain:
         try:
             create_eviction(self._api, pod.namespace, pod.name, pod.uid)
         except (errors.NotFoundError, errors.ConflictError):
-            pass  # it is gone
+            pass  # already deleted
         except errors.ForbiddenError:
-            self._refused(pod, f"this user may not create pods/eviction in namespace {pod.namespace}")
+            self._refused(pod, f"no permission to create pods/eviction in namespace {pod.namespace}")
         except errors.ServerBusyError as error:
             after_s = max(RETRY_S, error.retry_after_s)
             self._refused(pod, causes_text(error) or str(error))
@@ -194,7 +196,7 @@ class _Drain:
 def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
     undo = " ".join([f"kubectl dra undrain {options.node}", *(f"--gpu {gpu}" for gpu in options.gpus)])
     admin = sorted({pod.label for holder in report.holders if not holder.counts for pod in holder.pods})
-    found = [f"end these pods before a reset or unload, they may have a GPU open: {', '.join(admin)}"] if admin else []
+    found = [f"end these pods with admin access before a reset or unload: {', '.join(admin)}"] if admin else []
     if options.detaches:
         found.append(
             "on the node: end other users of the GPUs (dcgm-exporter, nvidia-persistenced; fuser -v /dev/nvidia*), "
@@ -202,14 +204,14 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
         )
     else:
         found.append(
-            "the node process has all GPUs of its node open: for a reset or an unload, repeat with --detach "
+            "the node process keeps all GPUs of its node open: for a reset or unload, repeat with --detach "
             "(docs/upgrade-and-drain.md)"
         )
     return [*found, f"afterwards: {undo}"]
 
 
 def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fill ``report``. Raises as `drain`; of ``options`` only node, driver and GPUs count."""
+    """Fill ``report``. Raises as `drain`; uses only node, driver and GPUs of ``options``."""
     node, view = options.node, NodeView(api, options.node, options.driver)
     check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
     asked = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
@@ -217,25 +219,26 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     gpus = selected(published, options.gpus) if options.gpus else None
     if gpus is not None and asked.every:
         raise ConfigurationError(
-            f"node {node}: the whole node is drained, so single GPUs cannot be taken out: kubectl dra undrain {node}, "
-            "then drain the others"
+            f"node {node}: cannot undrain single GPUs: the whole node is drained. Run kubectl dra undrain {node}, "
+            "then drain the remaining GPUs",
+            reason="WholeNodeDrained",
         )
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
     text, changed = change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text
-    left = f"is {text}" if text else "is gone"
-    say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (as before)'}")
+    left = f"is {text}" if text else "was removed"
+    say(f"node {node}: annotation {DRAIN_ANNOTATION} {left}{'' if changed else ' (unchanged)'}")
     detach = end_detach(api, node)
     stays = detach.foreign is not None or bool(detach.needed_by)
     if detach.ended:
-        say(f"node {node}: the NVIDIA driver may be used again")
+        say(f"node {node}: the node process can use the NVIDIA driver again")
     if detach.foreign is not None:
-        say(f"node {node}: annotation {DETACH_ANNOTATION} is not of this command and stays: {detach.foreign}")
-        report.next_steps = (f"new claims wait until it goes: kubectl annotate node {node} {DETACH_ANNOTATION}-",)
+        say(f"node {node}: annotation {DETACH_ANNOTATION} was kept, another tool set it: {detach.foreign}")
+        report.next_steps = (f"new claims wait until it is removed: kubectl annotate node {node} {DETACH_ANNOTATION}-",)
     if detach.needed_by:
         others = " ".join(f"--gpu {gpu}" for gpu in detach.needed_by)
-        say(f"node {node}: the NVIDIA driver stays given up for GPUs that are still drained")
-        report.next_steps = (f"new claims wait until these are given back: kubectl dra undrain {node} {others}",)
+        say(f"node {node}: the node process stays detached: some GPUs are still drained")
+        report.next_steps = (f"new claims wait for these GPUs: kubectl dra undrain {node} {others}",)
 
     def is_usable() -> bool:
         seen = view.settled_gpus()
@@ -245,22 +248,22 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
 
     if not patience.wait_for(is_usable):
         raise DrainFailedError(
-            f"node {node}: its devices still have the taint. Its node process does not run, cannot reach the API "
-            "server, or waits for the NVIDIA driver; /readyz says what for"
+            f"node {node}: its devices still have the taint. Its node process is not running, cannot reach the API "
+            "server, or waits for the NVIDIA driver. Check its /readyz"
         )
     report.result, report.detached = "done", stays
-    say("new claims get these GPUs again" if not stays else "the taint of the drain is gone")
+    say("new claims can use these GPUs" if not stays else "the drain taint was removed")
 
 
 # --- The annotations of a Node that request a drain and a detach.
 
 DETACH_REASON: Final = "kubectl dra drain"
-"""Start of the reason of a detach that ``drain`` requests; ``undrain`` ends only those. A number follows, and for
-single GPUs their UUIDs: the detach stays until the last of them is undrained."""
+"""Prefix of the reason of a detach that ``drain`` requests; ``undrain`` ends only such detaches. A number follows, and
+for single GPUs their UUIDs: the detach ends when all of them are undrained."""
 
 
 def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], DrainRequest]) -> tuple[str | None, bool]:
-    """Return the drain annotation's value after ``change``, and whether it is a new one."""
+    """Return the drain annotation's value after ``change``, and whether it changed."""
 
     def decide(found: Annotations) -> str | None:
         text = change(DrainRequest.of(found.get(DRAIN_ANNOTATION))).text
@@ -272,8 +275,8 @@ def change_drain(api: NodeApi, node: str, change: Callable[[DrainRequest], Drain
 
 
 class DetachEnd(Struct, frozen=True, kw_only=True):
-    """State of a detach. ``ended``: a request of ``drain`` was removed. ``foreign`` is the reason of another request,
-    which stays; ``needed_by`` are the drained GPUs for which a request of ``drain`` stays."""
+    """State of a detach. ``ended``: a request of ``drain`` was removed. ``foreign`` is the reason of another tool's
+    request, which is kept; ``needed_by`` are the drained GPUs that still need a request of ``drain``."""
 
     ended: bool
     foreign: str | None = None
@@ -290,7 +293,7 @@ def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
     def decide(found: Annotations) -> str:
         foreign = _foreign_reason(found)
         if foreign is not None:
-            return foreign  # an empty one asks as well
+            return foreign  # an empty reason is a request, too
         return fresh if gpus is None else f"{fresh} {','.join(sorted({*gpus, *_needed_by(found)}))}"
 
     reason, _ = change_annotation(api, node, DETACH_ANNOTATION, decide)
@@ -298,7 +301,7 @@ def ask_detach(api: NodeApi, node: str, gpus: Iterable[GpuUuid] | None) -> str:
 
 
 def end_detach(api: NodeApi, node: str) -> DetachEnd:
-    """End a detach that ``drain`` requested, unless a GPU that is still drained needs it."""
+    """End a detach that ``drain`` requested, if no drained GPU needs it."""
     needed_by: tuple[GpuUuid, ...] = ()
 
     def decide(found: Annotations) -> str | None:
@@ -352,11 +355,11 @@ def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) 
 
 
 def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
-    """Raise MissingRightsError unless the user has ``rights``; its message names missing ``optional`` ones, too."""
+    """Raise MissingRightsError unless the user has ``rights``; its message includes missing ``optional`` ones."""
     if not (lacking := missing(api, rights)):
         return
     lacking += missing(api, optional)
     raise MissingRightsError(
-        f"the user of this kubeconfig lacks rights: {'; '.join(map(str, lacking))}. Nothing was changed; ask an "
-        "administrator for a ClusterRole with them (docs/upgrade-and-drain.md has one)"
+        f"the user of this kubeconfig lacks permissions: {'; '.join(map(str, lacking))}. Nothing was changed. Ask an "
+        "administrator for a ClusterRole with them (see docs/upgrade-and-drain.md)"
     )

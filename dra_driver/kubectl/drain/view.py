@@ -75,14 +75,14 @@ class _Event(Struct, frozen=True, kw_only=True):
 
 
 def _read(kind: type[_S], items: Iterable[object]) -> list[_S]:
-    """Skip objects that do not fit: no odd object ends a drain."""
+    """Skip invalid objects: they must not end a drain."""
     return [from_wire(kind, item) for item in items if isinstance(item, Mapping)]
 
 
 class PublishedGpu(Struct, frozen=True, kw_only=True):
     """One GPU in all of its forms: the name of the whole GPU, and ``devices``, the names of all forms.
 
-    ``drained``: all devices have the taint of a drain, ``marked``: some have; ``detached``: some have that of a detach.
+    ``drained``: all devices have the drain taint, ``marked``: some; ``detached``: some have the detach taint.
     """
 
     uuid: GpuUuid
@@ -131,9 +131,7 @@ def selected(gpus: Sequence[PublishedGpu], wanted: Sequence[str]) -> tuple[GpuUu
     unknown = [text for text in wanted if text not in by_name and not text.startswith("GPU-")]
     if unknown:
         known = ", ".join(f"{gpu.name} ({gpu.uuid})" for gpu in gpus) or "none"
-        raise ConfigurationError(
-            f"--gpu {', '.join(unknown)}: not a GPU of this node; expected a UUID or a name. Published are: {known}"
-        )
+        raise ConfigurationError(f"--gpu {', '.join(unknown)}: not a GPU of this node. Use a UUID or name of: {known}")
     return tuple(dict.fromkeys(by_name.get(text, GpuUuid(text)) for text in wanted))
 
 
@@ -151,11 +149,11 @@ def _gpu(uuid: GpuUuid, devices: Sequence[_Device]) -> PublishedGpu:
 
 # --- The holders of the GPUs: claims with their devices and pods, in any form.
 #
-# A pod that requests an extended resource (``nvidia.com/gpu: 1``) has a claim, too, which the scheduler creates.
+# For a pod that requests an extended resource (``nvidia.com/gpu: 1``), the scheduler creates a claim.
 
 HeldForm = Literal["whole", "partition", "share", "admin"]
 EXTENDED_CLAIM: Final = "resource.kubernetes.io/extended-resource-claim"
-"""Annotation of the claims that the scheduler makes (KEP-5004)."""
+"""Annotation of claims that the scheduler creates (KEP-5004)."""
 _MIRROR: Final = "kubernetes.io/config.mirror"
 _OVER: Final = ("Succeeded", "Failed")
 
@@ -180,7 +178,7 @@ class HolderPod(Struct, frozen=True, kw_only=True):
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True):
-    """One device of one claim. ``gpu`` is the GPU's name; ``users`` are no pods, as ``resource/name``."""
+    """One device of one claim. ``gpu`` is the GPU's name; ``users`` are other users, as ``resource/name``."""
 
     namespace: str
     claim: str
@@ -193,7 +191,7 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
 
     @property
     def counts(self) -> bool:
-        """Return whether a drain waits for it. Admin access reserves nothing."""
+        """Return whether a drain waits for it. Admin access does not reserve devices."""
         return self.form != "admin"
 
 
@@ -283,16 +281,16 @@ def _pod(user: Consumer, namespace: str, pods: Mapping[str, _Pod], *, force: boo
 
 def _kept(metadata: HeldMeta, *, has_controller: bool, force: bool) -> str:
     if _MIRROR in metadata.annotations:
-        return "it is a static pod, which only its file on the node ends"
+        return "it is a static pod: remove its file on the node"
     if metadata.annotations.get(NO_EVICTION) == "true":
-        return f"its annotation {NO_EVICTION} asks for that"
+        return f"annotation {NO_EVICTION}"
     if not has_controller and not force:
-        return "it has no controller that would create it again; --force evicts it"
+        return "it has no controller to recreate it; use --force"
     return ""
 
 
 LOOK_S: Final = 1.0
-"""Between two polls; at least five times the duration of one, as a list of all claims may be large."""
+"""Interval between polls; at least five times the duration of a poll, as listing claims can be slow."""
 TRIES: Final = 5
 """Consecutive failed polls that end a drain."""
 

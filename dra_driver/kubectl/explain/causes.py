@@ -1,4 +1,4 @@
-"""Find causes that need no evaluated device: in the pod, its claims, classes, volumes, gates and the node's driver."""
+"""Find causes outside the devices: pod, claims, classes, volumes, gates and the node's driver."""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -82,11 +82,11 @@ def _missing(applied: object, stored: object, path: str, depth: int) -> Iterator
             yield from _missing(one, other, f"{path}[{index}]", depth + 1)
 
 
-# --- Classes that match nothing because the API server does not keep the fields of their devices.
+# --- Classes that match no device because the API server drops fields of their devices.
 #
-# MIG partitions that do not exist yet need counters, GPUs for several claims need the fields of shared devices. Both
-# gates are off by default before 1.36 (pkg/features/kube_features.go). The selectors of a class of such devices match a
-# published whole GPU once its attributes are those of a partition or of a shared GPU.
+# Dynamic MIG partitions need counters, shared GPUs need fields of shared devices. Both gates are off by default before
+# 1.36 (pkg/features/kube_features.go). The selectors of such a class match a published whole GPU with the attributes of
+# a partition or of a shared GPU.
 
 
 class _Form(NamedTuple):
@@ -117,7 +117,7 @@ _SHARED: Final = tuple(
 def unpublished_forms(
     state: ClusterState, specs: Sequence[RequestSpec], features: SchedulerFeatures
 ) -> Iterator[Cause]:
-    """Yield a cause for each class that matches no published device, and would if a feature gate were on."""
+    """Yield a cause for each class that matches no published device because a feature gate is off."""
     forms = [] if features.partitionable_devices else [_PARTITION]
     forms += [] if features.consumable_capacity else _SHARED
     if not forms:
@@ -137,7 +137,7 @@ def unpublished_forms(
                 message=f"DeviceClass {spec.class_name} matches no published device: {form.what} are not published "
                 f"while feature gate {form.gate} is off, as it is by default before Kubernetes 1.36",
                 fix=f"enable {form.gate} in the API server, scheduler, controller manager and kubelets, upgrade to "
-                "Kubernetes 1.36, or ask for whole GPUs",
+                "Kubernetes 1.36, or request whole GPUs",
                 object=f"class/{spec.class_name}",
                 blocks=False,
             )
@@ -160,7 +160,7 @@ def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features:
 
 
 def _takes_partitions(spec: RequestSpec) -> bool:
-    """Return whether the class of the request may select a partition."""
+    """Return whether the class of the request can select a partition."""
     partition = {"name": "partition", "attributes": _PARTITION.attributes}
     driver = next(iter(spec.drivers), "")
     return all(is_selected_by(text, driver, partition) is not False for text in spec.class_selectors)
@@ -202,15 +202,15 @@ _QUIRKS: Final[Mapping[str, str]] = {
     "for the rest of the attempt",
     "shares_stay_charged": "a released share stays charged to its GPU's counters for the rest of the attempt",
     "counters_by_pool_name": "counters are identified by pool name only, without the driver",
-    "distinct_forgets": "distinctAttribute remembers only one value of a request",
-    "counter_slices_everywhere": "slices with counters apply to every node, whichever node they name",
+    "distinct_forgets": "distinctAttribute keeps only one value of a request",
+    "counter_slices_everywhere": "slices with counters apply to every node, not only to the named node",
     "whole_units": "capacities are counted in whole units",
-    "capacity_by_position": "the capacity of the first devices of a resource slice is checked, not that of the devices "
-    "to allocate",
+    "capacity_by_position": "the capacity of the first devices of a resource slice is checked instead of the capacity "
+    "of the devices to allocate",
 }
 """Fields of `SchedulerQuirks` that can keep a pod away, most frequent first."""
 _FIXED_IN: Final[Mapping[str, str]] = {"capacity_by_position": "1.35"}
-"""Where it is not 1.37."""
+"""Versions other than 1.37."""
 
 _SHARE_ALL: Final = (
     "ask the administrator to share all GPUs of the node that have no partitions, or none, or to upgrade to "
@@ -224,9 +224,9 @@ Retry = Callable[[SchedulerQuirks, NodeResult], NodeResult]
 def scheduler_fault(
     quirks: SchedulerQuirks, results: Sequence[NodeResult], again: Retry, slices: Sequence[Wire]
 ) -> Cause | None:
-    """Return the defect without which one of the ``results``, nodes that do not fit, would take the subject.
+    """Return the scheduler defect that excludes one of the ``results``, nodes that do not fit.
 
-    The cause does not block: it explains the blocking one.
+    The cause does not block: it explains the blocking cause.
     """
     if quirks == V1_37:
         return None
@@ -281,14 +281,14 @@ _MAX_TEXT: Final = 600
 
 
 def scheduler_message(pod: Wire) -> str:
-    """Return the scheduler's message about a pod that is not scheduled, "" without one."""
+    """Return the scheduler's message about an unscheduled pod, or ""."""
     conditions: Sequence[Wire] = status_of(pod).get("conditions") or ()
     condition: Wire = next((item for item in conditions if item.get("type") == "PodScheduled"), {})
     return str(condition.get("message") or "")[:_MAX_TEXT] if condition.get("status") == "False" else ""
 
 
 def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
-    """Return the gaps; those about volumes only for a pod with volumes."""
+    """Return the gaps; gaps about volumes only for a pod with volumes."""
     volumes = any(item.get("persistentVolumeClaim") for item in spec_of(pod or {}).get("volumes") or ())
     return [gap for gap in state.gaps if volumes or not gap.startswith(("persistentvolumeclaims:", "storageclasses:"))]
 
@@ -299,7 +299,7 @@ def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
         yield Cause(
             code=CauseCode.SCHEDULING_GATES,
             message=f"the pod has scheduling gates that are not removed yet: {listed(gates)}",
-            fix="the controller that set them has to remove them from spec.schedulingGates",
+            fix="the controller that set them must remove them from spec.schedulingGates",
         )
     scheduler = spec_of(pod).get("schedulerName") or DEFAULT_SCHEDULER
     if scheduler != DEFAULT_SCHEDULER:
@@ -328,7 +328,7 @@ def _volumes(state: ClusterState, pod: Wire) -> Iterator[Cause]:
             storage = spec_of(found).get("storageClassName")
             modes = [item.get("volumeBindingMode") for item in state.storage_classes if name_of(item) == storage]
             waits = modes[:1] == ["WaitForFirstConsumer"]
-            why = "its storage class binds it after the pod has a node" if waits else "it has to be bound first"
+            why = "its storage class binds it after scheduling" if waits else "it must be bound first"
             problem, fix = f"is {status_of(found).get('phase') or 'Pending'}; {why}", f"run kubectl describe pvc {name}"
         yield Cause(
             code=CauseCode.VOLUME_WAITING,
@@ -347,7 +347,7 @@ def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterat
         yield Cause(
             code=CauseCode.CLASS_MISSING,
             message=f"DeviceClass {name} does not exist" + (f" ({unreadable})" if unreadable else ""),
-            fix=f"create it or name another one; existing classes: {known_names or 'none'}",
+            fix=f"create it or use another class; existing classes: {known_names or 'none'}",
             object=f"class/{name}",
         )
 
@@ -366,7 +366,7 @@ def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
 
 
 def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
-    """Yield a cause for each driver that a request names and that has published no devices."""
+    """Yield a cause for each requested driver without published devices."""
     if not specs:
         return
     if not state.slices:
@@ -374,7 +374,7 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
             code=CauseCode.NO_SLICES,
             message=subjects.gap_of(state, "resourceslices")
             or "no driver has published devices: the cluster has no ResourceSlices",
-            fix="check that the driver's pods run on the nodes with devices, and read their logs",
+            fix="check that the driver's pods run on GPU nodes, and read their logs",
         )
         return
     publishing = {str(spec_of(item).get("driver")) for item in state.slices}
@@ -389,7 +389,7 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
 
 
 def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
-    """Yield a cause for each allocated device of the subject that is unhealthy or not published."""
+    """Yield a cause for each unhealthy or unpublished device of the subject."""
     for claim in (item.claim or {} for item in subject.claims):
         wanted = [result for result in results_of(claim) if not result.get("adminAccess")]
         drivers = {str(result.get("driver")) for result in wanted}
@@ -443,8 +443,8 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
     if subjects.allocation_of(claim) is None:
         yield Cause(
             code=CauseCode.CLAIM_NOT_ALLOCATED,
-            message=f"the pod is on node {node}, but its claim {label} has no devices: spec.nodeName was not set by "
-            "the scheduler",
+            message=f"the pod is on node {node}, but its claim {label} has no devices: the scheduler did not set "
+            "spec.nodeName",
             fix="remove spec.nodeName from the pod; select the node with spec.nodeSelector instead",
             object=where,
         )
@@ -466,10 +466,10 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
     for driver in sorted(drivers - {str(spec.get("driver")) for spec in here}):
         yield Cause(
             code=CauseCode.DRIVER_NOT_ON_NODE,
-            message=f"driver {driver} publishes no devices on node {node}; it is probably not running there",
+            message=f"driver {driver} publishes no devices on node {node}",
             fix=f"check that the pod of {driver} on node {node} runs",
             object=f"node/{node}",
-            # A controller may publish devices for many nodes, so this alone is no proof.
+            # Not blocking: a controller can publish devices for many nodes.
             blocks=False,
         )
 

@@ -39,7 +39,7 @@ MAX_CANDIDATES: Final = 5_000
 
 
 class _Code(NamedTuple):
-    """A code of rejected devices: its distance, what to do, and how the verdict counts such devices."""
+    """A code of rejected devices: distance, fix, and text in the verdict."""
 
     distance: int
     fix: str
@@ -78,7 +78,7 @@ class Candidate(NamedTuple):
 
 
 class Shortfall(NamedTuple):
-    """A node on which a request got only ``fitting`` devices, and the rejected devices."""
+    """A node with only ``fitting`` devices for a request, and its rejected devices."""
 
     spec: RequestSpec
     node: str
@@ -96,7 +96,7 @@ class _RankedCandidate(NamedTuple):
 
     @property
     def distance(self) -> tuple[int, int]:
-        """By the reasons; of equal ones by how many claims have to end."""
+        """Distance of the reasons, then number of claims to end."""
         return sum(_CODES[reason.code].distance for reason in self.reasons), len(self.users)
 
     @property
@@ -105,7 +105,7 @@ class _RankedCandidate(NamedTuple):
 
 
 def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> report.NearestMiss | None:
-    """Return the closest of the first MAX_CANDIDATES devices, None without any; of equally close ones the first."""
+    """Return the closest of the first MAX_CANDIDATES devices, the first of equally close ones; None without any."""
     best: tuple[tuple[int, int], Shortfall, list[_RankedCandidate], str] | None = None
     inspected = 0
     for place in places:
@@ -121,13 +121,13 @@ def nearest_miss(places: Iterable[Shortfall], holders: Holders) -> report.Neares
 
 
 def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate], str]:
-    """Return as many of the nearest devices as are missing, none if there are fewer, and the equally near ones."""
+    """Return the nearest devices up to the missing number, none if there are fewer, and equally near ones."""
     near = [
         _RankedCandidate(candidate.device.name, _all_rejections(place.spec, candidate, holders))
         for candidate in place.candidates[:MAX_CANDIDATES]
     ]
     if place.spec.count is None:
-        # "All" means every matching device; each of them has to become available.
+        # "All" means every matching device; each must become available.
         matching = [one for one in near if not any(reason.code in _SELECTOR_CODES for reason in one.reasons)]
         return matching or sorted(near, key=lambda one: one.distance)[:1], ""
     missing = max(place.spec.count - place.fitting, 1)
@@ -135,7 +135,9 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
         return [], ""
     near.sort(key=lambda one: one.distance)
     admitted = place.fitting + sum(one.reasons[0].code != "classSelector" for one in near)
-    if 0 < admitted < place.spec.count:  # a request has one class, so those that it rejects cannot make up for others
+    if (
+        0 < admitted < place.spec.count
+    ):  # other devices cannot replace devices that the only class of the request rejects
         few = f"request at most {counted(admitted, 'device')}: the class selects no more on this node"
         near = [
             _RankedCandidate(one.device, [replace(one.reasons[0], fix=few), *one.reasons[1:]])
@@ -155,7 +157,7 @@ def _chosen(place: Shortfall, holders: Holders) -> tuple[list[_RankedCandidate],
 
 
 def _all_rejections(spec: RequestSpec, candidate: Candidate, holders: Holders) -> list[RejectionReason]:
-    """Return every reason that rejects the device, not only the first one that the allocator met."""
+    """Return all reasons that reject the device, not only the first one of the allocator."""
     device, cause = candidate
     found = list(selector_rejections(spec, device))
     if device.allocated and not spec.admin_access:
@@ -406,7 +408,7 @@ def _details(counts: _NodeCounts, almost_fitting: NodeResult | None, holders: Ho
         )
     if counts.not_inspected:
         found.note = (
-            f"devices are counted on {counts.counted_nodes} nodes; {counts.not_inspected} more nodes do not fit either"
+            f"devices were counted on {counts.counted_nodes} nodes; {counts.not_inspected} more nodes do not fit"
         )
     found.headline = _headline(found, counts)
     return found
@@ -417,7 +419,7 @@ def _pool_causes(pools: Mapping[tuple[str, str], str]) -> list[report.Cause]:
         report.Cause(
             code=report.CauseCode.POOL_UNUSABLE,
             message=f"the scheduler ignores the devices of pool {pool} of {driver}: the pool is {why}",
-            fix="the driver has to publish the pool again; see the log of its pod on that node",
+            fix="the driver must publish the pool again; see the log of its pod on that node",
             object=f"pool/{pool}",
             blocks=False,
         )
@@ -468,7 +470,7 @@ def _headline_of(request: report.RequestSummary) -> str:
 
 
 def matching_devices(request: report.RequestSummary) -> int:
-    """Return how many devices the selectors and the node admit."""
+    """Return the number of devices that the selectors and the node admit."""
     return request.devices - sum(reason.devices for reason in request.reasons if reason.code in _SELECTORS)
 
 

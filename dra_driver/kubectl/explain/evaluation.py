@@ -24,8 +24,8 @@ from dra_driver.scheduler.allocation import V1_36, DeviceId, NodeUsage, Schedule
 
 # --- The scheduler's behaviour and feature gates, from the cluster's version.
 #
-# The gates of a running scheduler cannot be read, so its version's defaults apply unless they are given. A field that
-# the API server keeps only with its gate on shows that the gate is on.
+# The gates of a running scheduler are unreadable: defaults of its version apply, or the given gates. A stored field
+# that needs a gate shows that the gate is on.
 
 _VERSION: Final = re.compile(r"v?(\d{1,3})\.(\d{1,3})")
 # Field of a device -> its gate, which is off before 1.36 (pkg/features/kube_features.go).
@@ -76,7 +76,7 @@ def _gates_seen(slices: Iterable[Wire]) -> dict[str, bool]:
 
 
 def _lists_seen(slices: Iterable[Wire]) -> dict[str, bool]:
-    # Reading a device decodes it: all of a large cluster would take seconds. A driver publishes alike on all nodes.
+    # Decoding all devices of a large cluster takes seconds. A driver publishes the same on all nodes.
     sampled: Counter[str] = Counter()
     for item in slices:
         driver = str(item["spec"].get("driver"))
@@ -131,7 +131,7 @@ class Observed(Struct):
     left_out: dict[tuple[str, str], allocation.PoolLeftOut] = field(default_factory=dict)
 
     def record(self, event: allocation.Event, /) -> None:
-        """Of several causes for one device, keep the one that does not depend on the other devices tried."""
+        """Keep the cause for a device that does not depend on previously tried devices."""
         if isinstance(event, allocation.PoolLeftOut):
             self.left_out[event.driver, event.pool] = event
             return
@@ -203,7 +203,7 @@ class Evaluation:
 
     def observed(self, result: NodeResult) -> Observed:
         seen = Observed()
-        # Recording slows the search down, so it may reach its time limit; the events recorded until then are valid.
+        # Recording slows the search: it can reach the time limit. Events recorded before are valid.
         with suppress(AllocationError, CelSyntaxError, CelEvaluationError):
             self._question(result.claims).on(result.wire, seen)
         return seen
@@ -228,7 +228,7 @@ class Evaluation:
         return [*claims, extended], [*labels, "extended resources"], frozenset(served)
 
     def _question(self, claims: Sequence[Wire]) -> allocation.Question:
-        # One question per set of requests: the claim for extended resources differs between nodes.
+        # Cached per set of requests: the claim for extended resources differs between nodes.
         key = tuple(
             str(request.get("name"))
             for claim in claims[len(self._unallocated) :]
@@ -251,7 +251,7 @@ def _is_transient(cause: allocation.Cause) -> bool:
     )
 
 
-# --- Which claims use a device, and for which pods. Admin access reserves no device, so it is omitted.
+# --- Claims and pods that use a device. Admin access reserves no device and is omitted.
 
 _MARK: Final = re.compile("\x00(\\d+)\x00")
 
@@ -278,7 +278,7 @@ class Holders:
         return self._claims.get(device, [])
 
     def consumed(self, device: DeviceId, claim: str, capacity: str) -> str:
-        """Return what the claim's share consumes of a capacity of the device, "" when unknown."""
+        """Return the consumption of a device's capacity by the claim's share, "" if unknown."""
         return str(self._consumed.get((device, claim), {}).get(capacity) or "")
 
     def allocated_in(self, driver: str, pool: str) -> list[str]:

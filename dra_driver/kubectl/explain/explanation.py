@@ -56,7 +56,7 @@ def past_scheduling_report(state: ClusterState, subject: Subject) -> Explanation
     found = tuple(other.causes_on_node(state, subject))
     unhealthy = other.unhealthy_devices(state, subject)
     causes = (*found, *(each for each in unhealthy if not found or each.code is CauseCode.DEVICE_UNHEALTHY))
-    why = f": {causes[0].message}" if causes else "; no problem with its devices is known"
+    why = f": {causes[0].message}" if causes else "; no device problems found"
     return _report(state, subject, Answer.PLACED, f"is on {node} and has not started{why}", causes=causes)
 
 
@@ -206,7 +206,7 @@ def _with_replacement(
     first = "remove the tolerations of health taints from the claim, then " if tolerates else ""
     fix = f"{first}{f'delete pod {act_on(users)}' if users else 'delete the claim'}; a new one {verdict.sentence}"
     if verdict.answer is not Answer.FITS:
-        fix = f"repair the GPU (docs/health.md): without it a new pod {verdict.sentence}"
+        fix = f"repair the GPU (docs/health.md): without repair, a new pod {verdict.sentence}"
     causes = [replace(each, fix=fix) if each.code is CauseCode.DEVICE_UNHEALTHY else each for each in report.causes]
     return replace(report, causes=tuple(causes))
 
@@ -397,12 +397,12 @@ class _Explainer:
             return []
         names = ", ".join(sorted(labels))
         self._notes.append(
-            f"{names}: allocated where the pod cannot run and not in use; the scheduler will reallocate it"
+            f"{names}: allocated on a node where the pod cannot run, and unused; the scheduler will reallocate it"
         )
         return results
 
     def _use_scheduler_message(self, results: Sequence[NodeResult]) -> None:
-        """Use the scheduler's own message for rules that this package does not check."""
+        """Use the scheduler's message for rules that this package does not check."""
         pod = self._subject.pod
         if pod is None or not any(result.fits for result in results):
             return
@@ -424,7 +424,7 @@ class _Explainer:
         return node_detail(self._evaluation, result, self._requests_on(result), self._holders)
 
     def _with_allocations(self, result: NodeResult) -> NodeResult:
-        """Allocate again where the result comes from a node like this one."""
+        """Allocate again if the result is from an equivalent node."""
         if self._evaluation is None or not result.fits or not result.claims or result.allocations:
             return result
         return self._evaluation.node(result.wire)

@@ -1,4 +1,4 @@
-"""Extract the pods that manifests would create, and complete objects as the API server would return them.
+"""Extract the pods that manifests create, and add defaults as the API server does.
 
 Sources: the defaults of resource.k8s.io/v1 claims (pkg/apis/resource/v1/defaults.go), and the effect of
 DeviceTaintRules on slices (k8s.io/dynamic-resource-allocation resourceslice/tracker).
@@ -94,7 +94,7 @@ _COUNTS: Final = {
     "Job": "parallelism",
     **dict.fromkeys(("DaemonSet", "CronJob"), ""),
 }
-"""The field with the number of pods, for each kind of workload; "" where one is tried."""
+"""Field with the number of pods, by kind of workload; "" for one pod."""
 
 _STEPS: Final = (("spec", "template"), ("spec", "jobTemplate", "spec", "template"))
 
@@ -142,7 +142,7 @@ def _of_workload(workload: Wire, count_field: str) -> list[dict[str, Any]]:
 
 
 def existing_pod(state: ClusterState, wanted: Wire, taken: Collection[str]) -> Wire | None:
-    """Return the pod that these manifests made earlier; of a workload one whose UID is not ``taken``."""
+    """Return the existing pod of these manifests; for a workload, a pod whose UID is not ``taken``."""
     owners = wanted["metadata"].get("ownerReferences") or ()
     for pod in state.pods:
         if namespace_of(pod) != namespace_of(wanted) or uid_of(pod) in taken:
@@ -163,7 +163,7 @@ def _made(owner: Wire, workload: Wire) -> bool:
 
 
 def has_same_requests(pod: Wire, wanted: Wire) -> bool:
-    """Return whether two pods ask for the same claims and extended resources."""
+    """Return whether two pods request the same claims and extended resources."""
     asked = [(spec_of(each).get("resourceClaims") or (), extended_requests_of(each, ())) for each in (pod, wanted)]
     return list(asked[0][0]) == list(asked[1][0]) and asked[0][1] == asked[1][1]
 
@@ -176,7 +176,7 @@ def without_unhealthy(item: Wire) -> Wire:
 
 
 def without_pod(state: ClusterState, pod: Wire) -> ClusterState:
-    """Return the state after the pod is deleted, with the claims that were generated for it."""
+    """Return the state without the pod and the claims generated for it."""
     uid = uid_of(pod)
     return replace(
         state,

@@ -102,12 +102,12 @@ _PASSING: Final = {
         "wait: Fabric Manager has not registered the GPU in the NVLink fabric; see the Node's event FabricNotReady"
     ),
 }
-"""What to do about taints that the driver sets for a condition of the hardware or a request."""
+"""Fixes for taints that the driver sets for hardware conditions or requests."""
 
 
 class RejectionReason(Struct, frozen=True):
-    """Why one device was rejected. ``fix`` replaces that of the code; ``instead`` is an alternative to it; the claims
-    ``users`` have to end."""
+    """Reason for a rejected device. ``fix`` replaces the fix of the code; ``instead`` is an alternative;
+    ``users`` are the claims to end."""
 
     code: str
     message: str
@@ -118,7 +118,7 @@ class RejectionReason(Struct, frozen=True):
 
 
 def act_on(names: Sequence[str]) -> str:
-    """Name everything a user has to act on; of very many, say how many there are and how to list them."""
+    """Name the objects to act on; if there are many, add their number and the command that lists them."""
     more = len(names) - _MOST_NAMED
     return listed(names, _MOST_NAMED) + (f" ({len(names)} in all; kubectl dra claims lists them)" if more > 0 else "")
 
@@ -166,7 +166,7 @@ def _taint(cause: Tainted, users: list[str]) -> RejectionReason:
         )
     elif cause.key == _DRAINING:
         policy = f"GpuPolicy {cause.value}" if cause.value else "its policy"
-        fix = f"wait: {policy} reconfigures the GPU as soon as the claims that use it now have ended"
+        fix = f"wait: {policy} reconfigures the GPU when the current claims have ended"
         fix += f": {act_on(users)}" if users else ""
     return RejectionReason("tainted", message, "", fix)
 
@@ -175,7 +175,7 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
     name, is_requested = cause.capacity, cause.capacity in spec.capacity
     own = (device.wire.get("capacity") or {}).get(name) or {}
     if cause.why == "undefined":
-        message, fix = f"has no capacity {name}, but {cause.wanted} are requested", f"remove capacity.requests.{name}"
+        message, fix = f"has no capacity {name} ({cause.wanted} requested)", f"remove capacity.requests.{name}"
         if not device.wire.get("allowMultipleAllocations"):
             message += ": the device is not shared"
             fix += " to get an exclusive device, or ask the administrator to share GPUs with a GpuPolicy"
@@ -188,7 +188,7 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
         allowed = allowed or f"one of {listed([str(item) for item in policy.get('validValues') or ()])}"
         message = f"its request policy does not allow {cause.wanted} of {name}"
         return RejectionReason("capacityShort", message, allowed, f"request {allowed}")
-    by_default = "" if is_requested else " (the default of a request that does not name it)"
+    by_default = "" if is_requested else " (default of a request without it)"
     message = f"not enough {name}: {cause.wanted} requested{by_default}"
     if not (device.shared or device.consumed):
         seen = f"{device.name} has {own.get('value', cause.free)}"
@@ -332,7 +332,7 @@ class Group(Struct):
 
 
 class NodeRejections(Struct, frozen=True):
-    """Devices that one request did not get on one node, grouped by code and message. Nodes that are alike share it."""
+    """Rejected devices of a request on a node, by code and message. Equivalent nodes share it."""
 
     devices: int
     groups: Mapping[tuple[str, str], Group]
@@ -391,7 +391,7 @@ class Funnel:
         self._groups: dict[tuple[str, str], Group] = {}
 
     def add(self, node: str, total: int, rejected: "NodeRejections", named: Callable[[str], str]) -> None:
-        """Add a node that reaches ``total`` devices. ``named`` puts in names of claims."""
+        """Add a node that reaches ``total`` devices. ``named`` inserts names of claims."""
         fitting = total - rejected.devices
         self.devices += total
         self.fitting += fitting

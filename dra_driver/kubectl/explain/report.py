@@ -1,7 +1,7 @@
-"""An explanation as data (the JSON and YAML output) and as text for one screen.
+"""An explanation as data (JSON and YAML output) and as text.
 
-The fields and codes are the schema of the output: a ``schemaVersion`` may gain some, but never renames or removes one.
-Without content, lists are empty and texts are "".
+Fields and codes are the output schema: a ``schemaVersion`` can add fields, but never renames or removes one. Empty
+lists and texts are [] and "".
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +15,7 @@ from dra_driver.core.text import one_line, wrapped
 
 
 class CauseCode(StrEnum):
-    """Code of a cause that involves no single device; the codes of devices are in ``reasons.py``."""
+    """Code of a cause; codes of rejected devices are in ``reasons.py``."""
 
     CLAIM_MISSING = "claimMissing"
     CLAIM_DELETED = "claimDeleted"
@@ -48,7 +48,7 @@ class CauseCode(StrEnum):
 
 
 class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
-    """A cause of ``object``. With ``blocks`` the pod cannot be placed before it changes; ``fix`` may be ""."""
+    """A cause of ``object``. ``blocks``: it prevents scheduling until it changes. ``fix`` can be ""."""
 
     code: CauseCode
     message: str
@@ -61,9 +61,8 @@ SCHEMA_VERSION: Final = 1
 
 
 class Answer(StrEnum):
-    """The verdict in one word. ``placed``: the pod is on a node and has not started. ``unhealthy``: it runs, or the
-    claim is allocated, with a device that is not known to be healthy. ``unknown``: selectors cost too much to be
-    evaluated."""
+    """Verdict. ``placed``: on a node but not started. ``unhealthy``: runs, or is allocated, with a device without
+    confirmed health. ``unknown``: selectors are too costly to evaluate."""
 
     FITS = "fits"
     CANNOT_FIT = "cannotFit"
@@ -76,7 +75,7 @@ class Answer(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """Return whether nothing keeps the subject from its devices."""
+        """Return whether the subject has, had or can get healthy devices."""
         return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY, Answer.UNKNOWN)
 
 
@@ -88,7 +87,7 @@ class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Reason for which devices were rejected. ``seen``: found values, most frequent first; ``examples``: devices."""
+    """Reason for rejected devices. ``seen``: found values, most frequent first; ``examples``: devices."""
 
     code: str
     message: str
@@ -123,7 +122,7 @@ class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
-    """Nodes that cannot take the pod for one reason. ``by_devices``: the reason concerns devices."""
+    """Nodes that reject the pod for one reason. ``by_devices``: the reason concerns devices."""
 
     message: str
     nodes: int
@@ -132,7 +131,7 @@ class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One device of a node. ``code`` is that of a reason, or ``given``, or ``free``."""
+    """One device of a node. ``code`` is the code of a reason, ``given`` or ``free``."""
 
     request: str
     device: str
@@ -149,7 +148,7 @@ class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An explanation. ``scheduler`` is the scheduler's last message, of the pod's condition."""
+    """An explanation. ``scheduler`` is the scheduler's last message in the pod's condition."""
 
     subject: str
     kind: str = field(name="subjectKind")
@@ -241,7 +240,7 @@ def _nodes(report: Explanation, style: Style) -> Iterator[str]:
     if not report.nodes:
         return
     yield ""
-    yield style("Nodes that cannot take it", "head")
+    yield style("Rejected nodes", "head")
     width = max(len(str(reason.nodes)) for reason in report.nodes)
     for reason in report.nodes[:_MAX_NODES]:
         names = ", ".join(reason.examples) + (", …" if reason.nodes > len(reason.examples) else "")

@@ -86,7 +86,7 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
 
     @property
     def drivers(self) -> frozenset[str]:
-        """Drivers that the selectors compare ``device.driver`` with; empty without such a comparison."""
+        """Drivers that the selectors compare with ``device.driver``; empty without a comparison."""
         return frozenset(name for text in (*self.class_selectors, *self.selectors) for name in _GUARD.findall(text))
 
 
@@ -191,7 +191,7 @@ def is_offered(node: Wire, resource: str) -> bool:
 
 
 def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wire | None) -> Wire | None:
-    """Return the claim that the scheduler would create for the pod on the node; None without a device from a class."""
+    """Return the claim that the scheduler creates for the pod on the node; None without a device from a class."""
     requests = [
         {
             "name": item.request,
@@ -309,7 +309,7 @@ def _claim_of_entry(
         )
     found = _find(state.templates, namespace, str(template))
     if found is not None:
-        # As the resource claim controller would generate it.
+        # Generated as by the resource claim controller.
         metadata = {"name": f"{name_of(pod)}-{name}", "namespace": namespace}
         claim = {"metadata": metadata, "spec": spec_of(found).get("spec") or {}}
         return SubjectClaim(entry=name, source=source, claim=claim, exists=False, label=label)
@@ -319,7 +319,7 @@ def _claim_of_entry(
         code=CauseCode.TEMPLATE_MISSING,
         message=f"the pod names ResourceClaimTemplate {template}, which does not exist in namespace "
         f"{namespace}{existing}{_because(state, 'resourceclaimtemplates')}",
-        fix=f"create ResourceClaimTemplate {template} in namespace {namespace}; the pod then proceeds",
+        fix=f"create ResourceClaimTemplate {template} in namespace {namespace}; the pod then continues",
         object=f"template/{template}",
     )
     return SubjectClaim(entry=name, source=source, claim=None, exists=False, label=label, problem=problem)
@@ -332,7 +332,7 @@ def _problem(state: ClusterState, pod: Wire, claim: Wire | None, name: str, sour
             code=CauseCode.CLAIM_MISSING,
             message=f"the pod names ResourceClaim {name}, which does not exist in namespace {namespace_of(pod)}"
             + _because(state, "resourceclaims"),
-            fix=f"create ResourceClaim {name}, or name a resourceClaimTemplateName instead",
+            fix=f"create ResourceClaim {name}, or use resourceClaimTemplateName instead",
             object=where,
         )
     if claim is None:
@@ -374,7 +374,7 @@ def _find(items: Sequence[Wire], namespace: str, name: str) -> Wire | None:
 
 
 def gap_of(state: ClusterState, resource: str) -> str:
-    """Return why objects of the resource could not be read, "" if they were."""
+    """Return the read error of the resource, "" without one."""
     return next((gap for gap in state.gaps if gap.startswith(f"{resource}:")), "")
 
 

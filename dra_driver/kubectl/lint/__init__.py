@@ -1,4 +1,4 @@
-"""Checks manifests before they are applied: ``lint(sources, known)`` returns a `LintReport`."""
+"""Check manifests before they are applied: ``lint(sources, known)`` returns a `LintReport`."""
 
 from dra_driver.kubectl.lint.finding import Finding, LintReport
 from dra_driver.kubectl.lint.manifest import (

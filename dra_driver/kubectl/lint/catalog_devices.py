@@ -1,7 +1,6 @@
-"""Devices of the catalog of GPU models as the driver publishes them: whole, shared by a policy, and one for each MIG
-profile.
+"""Devices of the GPU model catalog as the driver publishes them: whole, shared by a policy, and one per MIG profile.
 
-`KnownDevice` names the values that differ between machines, so that lint does not rely on an invented value.
+`KnownDevice` lists values that differ between machines, so that lint does not rely on them.
 """
 
 import re
@@ -30,15 +29,15 @@ VARYING: Final = frozenset(
     | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
     | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
 )
-"""Attributes whose value on a catalog device differs from that on real machines."""
+"""Attributes with other values on real machines than on catalog devices."""
 
 OPTIONAL: Final = frozenset(
     {names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
     | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
 )
-"""Attributes that some machines do not have at all."""
+"""Attributes that some machines lack."""
 
-# Published by versions and settings of NVIDIA's driver other than the ones that catalog devices follow.
+# Published only by other versions and settings of NVIDIA's DRA driver.
 OTHER_ATTRIBUTES: Final = frozenset(
     {"deviceID", "vendorID", "numa", "iommuFDEnabled", "gpuModuleID", "index", "minor"}
     | {f"partition{size}" for size in (1, 2, 4, 8)}
@@ -49,7 +48,7 @@ OTHER_CAPACITIES: Final = frozenset(
     | {f"memorySlice{index}" for index in range(16)}
 )
 LARGEST_MEMORY: Final = "320Gi"
-"""More memory than any board has whose memory the catalog does not know."""
+"""Upper limit for boards without memory in the catalog."""
 _LABEL: Final = re.compile(r"(\d+)gb")
 
 
@@ -79,7 +78,7 @@ class KnownDevice(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def view(self) -> DeviceView:
         """The device as expressions see it. Raises ValueError, TypeError and others for a malformed device."""
-        return DeviceView(self.driver, self.wire, lists=True)  # a published list shows that its gate is on
+        return DeviceView(self.driver, self.wire, lists=True)  # a published list shows an enabled gate
 
 
 @cache
@@ -102,7 +101,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     )
     board = attributes.board(gpu, snapshot)
     gigabytes = _gigabytes(model.key)
-    # Next to its partitions where MIG mode can be switched while the node runs.
+    # Whole GPU next to its partitions if MIG mode can change at runtime.
     beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
     whole = devices.whole_gpu(gpu, board, None, beside_partitions=beside, island=island)
     unsure = frozenset({names.MEMORY}) - set(whole.capacity)
@@ -122,7 +121,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
 
 
 def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
-    """Return the GPU as a member of an island if its board has NVLinks; on real machines it may be in none."""
+    """Return the GPU as a member of an island if its board has NVLinks; real machines can lack the links."""
     if model.nvlink is None:
         return gpu, None
     kind = SWITCH if model.nvlink.to_switches else DIRECT
@@ -133,7 +132,7 @@ def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
 def _known(
     label: str, device: Device, *, model: str, gigabytes: int | None, per_gpu: int, unsure: frozenset[str]
 ) -> KnownDevice:
-    # The catalog gives the addressing mode of few boards; the NVIDIA driver and the kernel decide it anyway.
+    # The NVIDIA driver and the kernel determine the addressing mode; the catalog has few.
     sent: dict[str, Any] = to_builtins(device)
     described = {names.ADDRESSING_MODE: {"string": "None"}, **sent["attributes"]}
     wire = {**sent, "attributes": described, "capacity": sent.get("capacity", {})}
@@ -173,11 +172,11 @@ def _gigabytes(name: str) -> int | None:
 # --- Attributes of GpuPolicy objects of the input. Which GPUs a policy selects is not evaluated.
 
 MAX_POLICIES: Final = 8
-"""Limit of policies whose attributes are used; each one doubles the devices on which selectors are evaluated."""
+"""Maximum policies with evaluated attributes; each one doubles the evaluated devices."""
 
 
 def devices_under(policies: Iterable[Manifest], devices: Sequence[KnownDevice]) -> tuple[KnownDevice, ...]:
-    """Returns each device with the attributes of each policy. Policies that nodes refuse are ignored."""
+    """Return each device with the attributes of each policy. Ignore policies that nodes reject."""
     found = [(policy.name, added) for policy in policies if (added := _attributes(policy))]
     return tuple(
         replace(

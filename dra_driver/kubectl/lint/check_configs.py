@@ -49,7 +49,7 @@ class ConfigChecker:
             is_ours = config.string("opaque", "driver") == DRIVER
             if sharing is not None and is_ours and parts and all(part.flag("adminAccess") for part in parts):
                 message = "all requests of this configuration have admin access, "
-                message += "which never changes how a device is shared"
+                message += "which does not change the sharing of a device"
                 self._reporter.add("DRA040", sharing, message, hint="remove the section")
             found = [self._scope.class_info(part.string("deviceClassName")) for part in parts]
             known = [info for info in found if info is not None]
@@ -136,7 +136,7 @@ def parts_of(devices: Spot) -> list[tuple[str, Spot]]:
 
 
 def _problems(text: str) -> list[tuple[str, str]]:
-    """Splits a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``, into paths and problems."""
+    """Split a decoding error, such as ``GpuConfig: sharing.strategy: expected ...; ...``, into paths and problems."""
     text = re.sub(r"^(GpuConfig|MigDeviceConfig): ", "", text)
     found = []
     for part in re.split(r"; (?=[A-Za-z][\w.-]*: )", text):
@@ -174,7 +174,7 @@ def _nearest(spot: Spot, path: Sequence[Step]) -> Spot:
 
 
 class CapacityChecker:
-    """Checks capacities. Keeps the devices that can serve each request of the current claim."""
+    """Check capacities, and keep the devices that can serve each request of the current claim."""
 
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
@@ -208,7 +208,7 @@ class CapacityChecker:
                 self._check_sharing_of_share(config, of_config)
 
     def _strategies_of(self, part: Spot) -> set[str]:
-        """Return the sharing strategies of the devices for a request; empty if an exclusive device may serve it."""
+        """Return the sharing strategies of the devices for a request; empty if an exclusive device can serve it."""
         found = self._devices_by_request.get(id(part.node)) or []
         if part.flag("adminAccess") or not all(device.shared and device.driver == DRIVER for device in found):
             return set()
@@ -244,8 +244,8 @@ class CapacityChecker:
         whole = [device for device in suitable if device.shared and _takes_all(device, wanted)]
         if not any(device.nodes or not self._of_cluster for device in whole):
             return
-        text = "on a shared GPU this takes all of the compute, unless the policy sets a default: "
-        text += "no other claim fits there"
+        text = "on a shared GPU this takes all of the compute unless the policy sets a default: "
+        text += "no other claim fits"
         if any(not device.shared for device in suitable):
             text += "; a GPU that is not shared is allocated as a whole"
         hint = f"also request {COMPUTE_PERCENT}, or add `# dra-lint: allow DRA042` if this is intended"
@@ -254,7 +254,7 @@ class CapacityChecker:
     # --- invalid uses of shares ---
 
     def _check_several_shares(self, devices: Spot, shares: Sequence[tuple[str, Spot, set[str]]]) -> None:
-        """Counts shares. Only one alternative of a request is chosen, so the one with the fewest shares counts."""
+        """Count shares. One alternative of a request is selected: the fewest shares count."""
         counts: dict[str, tuple[int, bool]] = {}
         for name, part, strategies in shares:
             if "MPS" not in strategies:
@@ -264,9 +264,9 @@ class CapacityChecker:
         if sum(count for count, _ in counts.values()) < 2:
             return
         sure = all(only for _, only in counts.values())
-        where = "under MPS" if sure else "where GPUs are shared by MPS"
-        text = f"the claim requests several shares; the driver refuses this {where}"
-        hint = "a container uses one MPS daemon: request one larger share, or the other shares in other pods"
+        where = "under MPS" if sure else "if MPS shares the GPU"
+        text = f"the claim requests several shares; the driver rejects this {where}"
+        hint = "a container uses one MPS daemon: request one larger share, or use several pods"
         spot = devices.get("requests") or devices
         self._reporter.add("DRA043", spot, text, hint=hint, severity="error" if sure else "warning")
 
@@ -283,20 +283,22 @@ class CapacityChecker:
         strategy = str(sharing.strategy)
         severity: Severity = "error"
         if sharing.mps is not None and sharing.mps != MpsLimits():
-            text = f"the limits of a share are the {MEMORY} and {COMPUTE_PERCENT} that it requests; others are refused"
+            text = (
+                f"a share is limited to its requested {MEMORY} and {COMPUTE_PERCENT}; the driver rejects other limits"
+            )
         elif strategy not in strategies:
-            text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; strategy {strategy} is refused"
+            text = f"a policy shares the GPU by {' or '.join(sorted(strategies))}; strategy {strategy} is rejected"
         elif len(strategies) > 1:
-            text, severity = f"refused for a share of a GPU that a policy does not share by {strategy}", "warning"
+            text, severity = f"rejected for a share unless a policy shares the GPU by {strategy}", "warning"
         else:
             return
-        hint = "remove the sharing section: the policy decides how claims share a GPU"
+        hint = "remove the sharing section: the policy sets the sharing strategy"
         spot = parameters.get("sharing") or parameters
         self._reporter.add("DRA044", spot, text, hint=hint, severity=severity)
 
 
 def _amounts(spot: Spot) -> dict[str, str]:
-    """Return the requested amounts that are valid quantities; DRA004 reports the others."""
+    """Return the valid requested amounts; DRA004 reports invalid ones."""
     found = {}
     for key, value in spot.pairs():
         try:
@@ -308,7 +310,7 @@ def _amounts(spot: Spot) -> dict[str, str]:
 
 
 def _problem(device: KnownDevice, wanted: Mapping[str, str]) -> CapacityShort | None:
-    """Returns why the unused device does not satisfy the request. Capacities without a catalog value suffice."""
+    """Return why the unused device does not satisfy the request. Capacities without a catalog value suffice."""
     capacities = dict(device.wire.get("capacity") or {})
     if MEMORY in device.unsure:
         capacities[MEMORY] = {"value": LARGEST_MEMORY}
@@ -329,7 +331,7 @@ def _takes_all(device: KnownDevice, wanted: Mapping[str, str]) -> bool:
 
 
 def _closeness(item: tuple[KnownDevice, CapacityShort]) -> tuple[int, int]:
-    """Sort key: a device with too little is nearer than one without the capacity; among equals, the largest is."""
+    """Return a sort key: insufficient capacity is nearer than none; then the largest is nearest."""
     device, problem = item
     own = (device.wire.get("capacity") or {}).get(problem.capacity) or {}
     most = Quantity.parse(own["value"]).nano if "value" in own else 0

@@ -60,7 +60,7 @@ class SelectorChecker:
         return found, valid
 
     def attributes_of(self, domain: str) -> Mapping[str, str]:
-        """Return the attributes in a domain if all of them are known, otherwise an empty mapping."""
+        """Return the attributes in a domain if their list is complete, otherwise an empty mapping."""
         return self._tables.get(("attributes", domain), {})
 
     def _compile(self, spot: Spot, text: str) -> ParsedSelector | None:
@@ -138,7 +138,7 @@ class SelectorChecker:
         is_old = self._version is not None and self._version < tuple(map(int, since.split(".")))
         if is_old and self._version is not None:
             message += f"; this cluster has {self._version[0]}.{self._version[1]} and refuses it"
-        hint = "compare with == or in, which every version has"
+        hint = "compare with == or in, which all versions support"
         severity: Severity = "error" if is_old else "warning"
         self._reporter.add("DRA022", item.spot, message, hint=hint, offset=offset, severity=severity)
 
@@ -146,7 +146,7 @@ class SelectorChecker:
         try:
             if name == "quantity":
                 Quantity.parse(value)
-            elif "isSemver(" not in item.text:  # a guard; semver(text, true), which normalizes, is not among these
+            elif "isSemver(" not in item.text:  # a guard; excludes the normalizing semver(text, true)
                 Semver.parse(value)
         except ValueError as error:
             hint = "write 80Gi, 500M or a plain number" if name == "quantity" else "write three numbers, such as 9.0.0"
@@ -154,7 +154,7 @@ class SelectorChecker:
 
 
 def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, str]]:
-    """Return known names with their types by table and domain; the type is "" if only the name is known."""
+    """Return known names with their types by table and domain; "" is an unknown type."""
     tables: dict[tuple[str, str], dict[str, str]] = {}
     drivers = set()
     for device in devices:
@@ -168,7 +168,7 @@ def _tables(devices: Iterable[KnownDevice]) -> dict[tuple[str, str], dict[str, s
         tables.setdefault(("attributes", DRIVER), {}).setdefault(name, "")
     for name in OTHER_CAPACITIES:
         tables.setdefault(("capacity", DRIVER), {}).setdefault(name, "")
-    # Other drivers publish more names in the standard domain, so only the domains of drivers are complete.
+    # Only domains of drivers are complete: other drivers publish more names in the standard domain.
     return {(table, domain): names for (table, domain), names in tables.items() if domain in drivers}
 
 
@@ -199,13 +199,13 @@ OTHER_DRIVER_DEVICE: Final = KnownDevice(
 )
 COSTLY: Final = 100_000
 TOTAL_BUDGET: Final = 5_000_000
-"""Cost units after which a run evaluates no more expressions; thousands of usual expressions cost less."""
+"""Maximum cost units of a run, enough for thousands of usual expressions."""
 MAX_RESULTS: Final = 32
 """Limit of devices per claim (resource/v1 AllocationResultsMaxSize)."""
 TYPICAL_GPUS: Final = 8
-"""GPUs of a common machine, used to estimate the devices of an unknown node."""
+"""GPUs of a typical machine, to estimate the devices of an unknown node."""
 Misuses = Sequence[tuple[MatchResult, ParsedClause]]
-"""Devices with the clause that compares their memory with the gigabytes of the product's name."""
+"""Devices with the clause that compares their memory with the gigabytes in the product name."""
 _SCALES: Final = (2**30, 10**9)
 _STOPS: Final = "; one failure stops the scheduling of the pod on all nodes"
 
@@ -219,7 +219,7 @@ class MatchChecker:
     def device_class(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:
         if self._is_costly(chain) or not self._has_driver_guard(chain, spot, subject="class"):
             return
-        # A class for hardware that the cluster does not have yet is valid, so a match in the catalog suffices.
+        # A match in the catalog suffices: the cluster can get the hardware later.
         self._devices(chain, self._scope.devices, of_cluster=False)
 
     def request(self, spot: Spot, chain: Sequence[ParsedSelector], of_class: ClassInfo | None) -> bool:
@@ -284,7 +284,7 @@ class MatchChecker:
             if places and places[0] > 0:
                 offset = item.clauses[places[0]].offset
                 message = "the driver check is not the first condition"
-                hint = "put it first: the rest is then not evaluated for devices of other drivers"
+                hint = "put it first: it then excludes other drivers before the next condition"
                 self._reporter.add("DRA014", item.spot, message, hint=hint, offset=offset)
 
     def _devices(
@@ -301,7 +301,7 @@ class MatchChecker:
         named = {driver for item in chain for driver, _ in item.reads.drivers}
         subjects = named or {domain for item in chain for domain, _ in item.reads.domains} - {STANDARD_DOMAIN}
         if subjects and subjects.isdisjoint(result.device.driver for result in real):
-            return  # the devices of this driver are not known
+            return  # no known devices of this driver
         misuses = _label_gigabytes_misuses(real)
         if any(result.verdict == "yes" for result in real):
             self._report_partial_match(real if of_cluster else [], misuses)
@@ -329,7 +329,7 @@ class MatchChecker:
         if best is None or best.selector is None:
             return
         if misuses:
-            self._report_label_gigabytes(misuses, nothing=True)
+            self._report_label_gigabytes(misuses, unmatched=True)
             return
         clause = best.failed[0]
         cluster = bool(self._scope.cluster_devices)
@@ -355,9 +355,9 @@ class MatchChecker:
                 )
                 self._reporter.add("DRA018", best.selector.spot, message, offset=clause.offset)
         if misuses:
-            self._report_label_gigabytes(misuses, nothing=False)
+            self._report_label_gigabytes(misuses, unmatched=False)
 
-    def _report_label_gigabytes(self, misuses: Misuses, *, nothing: bool) -> None:
+    def _report_label_gigabytes(self, misuses: Misuses, *, unmatched: bool) -> None:
         result, clause = misuses[0]
         if result.selector is None:
             return
@@ -365,11 +365,11 @@ class MatchChecker:
         names = sorted({misuse.device.label for misuse, _ in misuses})
         more = f" (and {len(names) - 1} more)" if len(names) > 1 else ""
         message = (
-            f"{'no device matches: ' if nothing else ''}{result.device.label} has {memory}, less than "
+            f"{'no device matches: ' if unmatched else ''}{result.device.label} has {memory}, less than "
             f"{clause.quantities[0]}{more}: the gigabytes in a product name are not the memory of the device"
         )
         hint = f'compare with quantity("{memory}") or less, or select the profile or product by name'
-        severity: Severity = "error" if nothing else "warning"
+        severity: Severity = "error" if unmatched else "warning"
         self._reporter.add("DRA019", result.selector.spot, message, hint=hint, offset=clause.offset, severity=severity)
 
     def _check_all_mode(self, spot: Spot, chain: Sequence[ParsedSelector]) -> None:

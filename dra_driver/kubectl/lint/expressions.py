@@ -1,4 +1,4 @@
-"""Analyzes one CEL selector: the attributes that it reads, its clauses, its constants.
+"""Analyze one CEL selector: attributes, clauses and constants.
 
 In the syntax tree (`dra_driver.scheduler.cel.parser`), ``device.attributes["d"].name``, ``["name"]``, ``.?name``,
 ``has()`` and names bound by ``cel.bind`` are all references.
@@ -25,7 +25,7 @@ COMPARISONS: Final = frozenset({"_==_", "_!=_", "_<_", "_<=_", "_>_", "_>=_", "@
 
 
 class Reference(Struct, frozen=True):
-    """A read of an attribute or capacity. ``tested``: a missing value is no error there."""
+    """A read of an attribute or capacity. ``tested``: a missing value does not cause an error."""
 
     table: Table
     domain: str
@@ -34,7 +34,7 @@ class Reference(Struct, frozen=True):
     tested: bool
 
     def full_name(self, driver: str) -> str:
-        """Returns the name as a device of ``driver`` publishes it."""
+        """Return the name as a device of ``driver`` publishes it."""
         return self.name if self.domain == driver else f"{self.domain}/{self.name}"
 
 
@@ -146,7 +146,7 @@ def _clauses(text: str) -> list[ParsedClause]:
         try:
             found.append(ParsedClause(part, start, compile_selector(part), ExpressionReads.of(part)))
         except CelSyntaxError:
-            return []  # an operand that is valid only together with the others; the whole expression is one clause then
+            return []  # an operand is invalid on its own: the whole expression is one clause
     return found
 
 
@@ -157,7 +157,7 @@ def _is_driver(node: Expr) -> bool:
 
 
 def _constants(node: Expr) -> tuple[object, ...]:
-    """Return the constants; for a number, whose text is not parsed yet, any number of its type."""
+    """Return the constants; for an unparsed number, any number of its type."""
     nodes = node.elements if isinstance(node, ListLiteral) else [node]
     found = [item for item in nodes if isinstance(item, Constant)]
     if len(found) < len(nodes):
@@ -166,7 +166,7 @@ def _constants(node: Expr) -> tuple[object, ...]:
 
 
 def _steps(node: Expr, names: dict[str, Expr]) -> tuple[Expr, str, int, bool] | None:
-    """Returns one level of access: operand, key, offset, and whether a missing key is no error."""
+    """Return one level of access: operand, key, offset, and whether the key is optional."""
     node = _resolved(node, names)
     if isinstance(node, Select):
         return node.operand, node.field, node.offset, node.test
@@ -205,7 +205,7 @@ def _domain(node: Expr, names: dict[str, Expr]) -> tuple[Table, str, int] | None
 
 def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
     if isinstance(node, Ident):
-        return None  # counted where the name was bound
+        return None  # counted at the binding of the name
     step = _steps(node, names)
     domain = _domain(step[0], names) if step is not None else None
     if step is None or domain is None:
@@ -215,7 +215,7 @@ def _reference(node: Expr, names: dict[str, Expr]) -> Reference | None:
 
 
 def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
-    """Return whether an earlier access is optional, which makes all later ones optional."""
+    """Return whether an earlier access is optional, which makes later accesses optional."""
     while (step := _steps(node, names)) is not None:
         inner = _resolved(node, names)
         if isinstance(inner, Call) and inner.function in {"_?._", "_[?_]"}:
@@ -224,7 +224,7 @@ def _is_optional(node: Expr, names: dict[str, Expr]) -> bool:
     return False
 
 
-# --- Evaluation on known devices. On catalog devices a clause that reads a value of one machine is true.
+# --- Evaluation on known devices. On catalog devices, clauses with machine-specific values are true.
 
 COST_BUDGET: Final = 1_000_000
 """Limit for one expression over all devices, about 2 s; in cost units, so that equal runs give equal results."""
@@ -243,13 +243,13 @@ class MatchResult(Struct, frozen=True, kw_only=True):
 
     @property
     def missing(self) -> str:
-        """The missing attribute or capacity, if that is why the evaluation fails."""
+        """The missing attribute or capacity that fails the evaluation, if any."""
         found = _MISSING.search(self.problem)
         return found[1] if found else ""
 
 
 def evaluate_chain(selectors: Sequence[ParsedSelector], devices: Sequence[KnownDevice]) -> list[MatchResult]:
-    """Evaluate the chain on the devices; costly expressions on fewer of them, but at least on one."""
+    """Evaluate the chain on the devices; costly expressions on fewer devices, at least one."""
     if not devices:
         return []
     cost = max((item.program.cost(devices[0].view) for item in selectors), default=0)
@@ -276,7 +276,7 @@ def _evaluate_chain(selectors: Sequence[ParsedSelector], device: KnownDevice) ->
             continue
         wrong = [clause for clause in item.clauses if _is_false(clause, device)]
         if not wrong and (item.clauses or any(_varies(reference, device) for reference in item.reads.references)):
-            continue  # only values that differ between machines made it false
+            continue  # false only because of machine-specific values
         first = first or item
         failed += wrong
     verdict: Literal["yes", "no"] = "yes" if first is None else "no"
@@ -340,7 +340,7 @@ def seen(reference: Reference, device: KnownDevice) -> object:
 
 
 def values_seen(clause: ParsedClause, device: KnownDevice) -> str:
-    """Returns ``memory is 4864Mi`` for each value that the clause reads."""
+    """Return ``memory is 4864Mi`` for each value that the clause reads."""
     shown = {
         reference.name: f"{reference.name} is {value}" if value is not None else f"it has no {reference.name}"
         for reference in clause.reads.references

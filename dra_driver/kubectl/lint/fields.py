@@ -35,7 +35,7 @@ _MORE: Final[Mapping[str, Mapping[str, tuple[str, bool]]]] = {
     "DeviceClaimConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
     "DeviceClassConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
 }
-"""Fields that the structs lack, or that are checked in another way: another kind of selector or config is not known."""
+"""Fields that the structs lack or that have other checks: only these kinds of selector and config exist."""
 _WORDS: Final = {"str": "text", "int": "a whole number", "bool": "true or false", "map": "a mapping"}
 _KINDS: Final = {str: "str", int: "int", bool: "bool", dict[str, str]: "map", dict[str, meta.Quantity]: "quantities"}
 
@@ -67,7 +67,7 @@ class FieldChecker:
         self._reporter = reporter
 
     def check(self, spot: Spot, type_name: str) -> None:
-        """Reports every invalid field of a value of this type, at any depth."""
+        """Report every invalid field of a value of this type, at any depth."""
         if type_name == "DeviceRequest" and spot.manifest.version == "v1beta1":
             type_name = "FlatRequest"
         if spot.node.kind != "map":
@@ -140,7 +140,7 @@ _HINTS: Final[Mapping[tuple[str, str], str]] = {
     ),
     ("DeviceSelector", "expression"): "indent it: `expression:` belongs below `cel:`",
 }
-"""What to do about a field of a type, where it is known why it was written."""
+"""Hints for common mistakes, by type and field."""
 
 
 def _hint(name: str, known: Mapping[str, object], type_name: str) -> str:

@@ -1,4 +1,4 @@
-"""Findings of lint: the rules, their collection with position and excerpt, and reports.
+"""Define lint rules, collect findings with position and excerpt, and format reports.
 
 A report is ``text``, ``json`` (a stable schema), ``github`` (workflow commands) or ``sarif`` (OASIS SARIF 2.1.0).
 ``# dra-lint: allow DRA018`` suppresses a rule on its line or the next, ``# dra-lint: allow-file DRA018`` in a file."""
@@ -23,7 +23,7 @@ RANK: Final[Mapping[Severity, int]] = MappingProxyType({"error": 0, "warning": 1
 
 
 class LintRule(Struct, frozen=True):
-    """A rule. ``severity`` is the default; a check may choose another when it has more information."""
+    """A rule. ``severity`` is the default; checks with more information can change it."""
 
     id: str
     name: str
@@ -31,13 +31,13 @@ class LintRule(Struct, frozen=True):
     summary: str
 
 
-# Identifiers never change their meaning, because comments and pipelines refer to them. docs/lint.md explains each rule.
+# Comments and pipelines refer to identifiers: their meaning never changes. docs/lint.md explains each rule.
 _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     # Files and objects
     ("DRA001", "unreadable", "error", "The file is not readable YAML or JSON."),
     ("DRA002", "duplicate-key", "error", "A key occurs twice in one mapping; one of the values is lost."),
     ("DRA003", "unknown-field", "error", "A field that the API does not have."),
-    ("DRA004", "invalid-value", "error", "A value that the API server refuses."),
+    ("DRA004", "invalid-value", "error", "A value that the API server rejects."),
     ("DRA005", "deprecated-api", "warning", "An API version that newer clusters do not serve."),
     ("DRA006", "duplicate-name", "error", "Two objects, requests or claims have the same name."),
     ("DRA007", "too-many", "error", "More entries than the API allows."),
@@ -52,7 +52,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA017", "wrong-type", "error", "A comparison of values of different types is never true."),
     ("DRA018", "no-device-matches", "warning", "No known device matches."),
     ("DRA019", "label-gigabytes", "warning", "The gigabytes in a product name are not its memory."),
-    ("DRA020", "unknown-driver", "warning", "No driver with that name is known."),
+    ("DRA020", "unknown-driver", "warning", "Unknown driver name."),
     ("DRA021", "invalid-constant", "error", "The constant is not a valid quantity or version."),
     ("DRA022", "younger-function", "warning", "Not every supported version of Kubernetes has the function."),
     # Classes, claims and templates
@@ -61,7 +61,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA032", "too-many-devices", "error", "The claim requests more than 32 devices."),
     ("DRA033", "unknown-request", "error", "A constraint or configuration names a request that does not exist."),
     ("DRA034", "attribute-without-domain", "error", "A constraint's attribute needs a domain."),
-    ("DRA035", "invalid-parameters", "error", "The driver refuses the opaque parameters."),
+    ("DRA035", "invalid-parameters", "error", "The driver rejects the opaque parameters."),
     ("DRA036", "parameters-unused", "warning", "The parameters are for a driver whose devices are not requested."),
     ("DRA037", "parameters-of-wrong-kind", "error", "The parameters are for another type of device."),
     ("DRA038", "admin-access", "warning", "Admin access needs a label on the namespace."),
@@ -69,7 +69,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA040", "sharing-with-admin-access", "warning", "Sharing parameters have no effect on admin access."),
     ("DRA041", "capacity-not-given", "warning", "No known device provides the requested capacity."),
     ("DRA042", "share-takes-all-compute", "info", "A share that requests only memory takes all of the compute."),
-    ("DRA043", "several-mps-shares", "error", "The driver refuses several shares in a claim under MPS."),
+    ("DRA043", "several-mps-shares", "error", "The driver rejects several shares in a claim under MPS."),
     ("DRA044", "sharing-of-a-share", "error", "The sharing section of a share contradicts its policy."),
     # Pods
     ("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined in the input."),
@@ -78,7 +78,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA053", "unused-pod-claim", "warning", "No container uses a claim of the pod."),
     ("DRA054", "claim-and-extended-resource", "warning", "A pod requests devices by claim and by extended resource."),
     # Policies
-    ("DRA060", "invalid-policy", "error", "Nodes refuse the GpuPolicy."),
+    ("DRA060", "invalid-policy", "error", "Nodes reject the GpuPolicy."),
 )
 RULES: Final = MappingProxyType({row[0]: LintRule(*row) for row in _ALL})
 
@@ -111,7 +111,7 @@ class Finding(Struct, frozen=True, kw_only=True):
 
 
 class LintReport(Struct, frozen=True, kw_only=True):
-    """All findings, by file and position. ``left_out`` counts those above the limit per file."""
+    """All findings, by file and position. ``left_out`` counts findings above the limit per file."""
 
     findings: Sequence[Finding] = ()
     files: int = 0
@@ -130,7 +130,7 @@ class LintReport(Struct, frozen=True, kw_only=True):
         return replace(self, findings=tuple(raised))
 
     def to_wire(self) -> dict[str, object]:
-        """Return the document of ``-o json``; fields may be added, but are never renamed or removed."""
+        """Return the document of ``-o json``; fields are never renamed or removed."""
         summary: dict[str, int] = {"files": self.files, "objects": self.objects, "leftOut": self.left_out}
         return {
             "schemaVersion": SCHEMA_VERSION,
@@ -194,7 +194,7 @@ def _summary(report: LintReport) -> str:
         return f"{read}: no findings"
     parts = [counted(report.count("error"), "error"), counted(report.count("warning"), "warning")]
     if infos := report.count("info"):
-        parts.append(counted(infos, "remark"))
+        parts.append(counted(infos, "note"))
     more = f"; {report.left_out} more not shown" if report.left_out else ""
     return f"{read}: {', '.join(parts)}{more}"
 
@@ -274,7 +274,7 @@ class Reporter:
         offset: int | None = None,
         at: YamlNode | None = None,
     ) -> None:
-        """Add a finding at a value; ``offset`` is a character of it, ``at`` another node to point at (a key)."""
+        """Add a finding at a value; ``offset`` selects a character of it, ``at`` another node (a key)."""
         node, text = at or spot.node, spot.manifest.text
         line, column = node.line, node.column
         if offset is None and node.style in {"|", ">"}:
@@ -309,7 +309,7 @@ class Reporter:
         hint: str = "",
         severity: Severity | None = None,
     ) -> None:
-        """Add a finding at a position of a text, unless a comment suppresses it or it is there already."""
+        """Add a finding at a position of a text, unless suppressed by a comment or already added."""
         key = (rule, text.name, line, column, message)
         if rule in text.allowed_in_file or rule in text.allowed.get(line, ()) or key in self._seen:
             return

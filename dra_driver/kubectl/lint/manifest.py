@@ -1,4 +1,4 @@
-"""Find Kubernetes objects in texts, and the parts of them that lint checks: claims, classes, and pods in any kind."""
+"""Find Kubernetes objects in texts, and their claims, classes and pods (in objects of any kind)."""
 
 import os
 from bisect import bisect_left, bisect_right
@@ -114,7 +114,7 @@ def objects_of(text: ManifestText, root: YamlNode) -> Iterator[Manifest]:
         kind, version = spot.string("kind") or one.kind, spot.string("apiVersion") or one.api_version
         items = spot.get("items")
         if kind.endswith("List") and items is not None and items.node.kind == "list":
-            # A typed list has kind and version once; in a plain List every item has them.
+            # A typed list has kind and version once; a plain List has them per item.
             usual = {"kind": kind.removesuffix("List"), "api_version": version if kind != "List" else ""}
             waiting += [Manifest(text, item.node, item.path, **usual) for item in items.each()]
         elif kind and version:
@@ -153,7 +153,7 @@ _SUFFIXES: Final = frozenset({".yaml", ".yml", ".json"})
 
 
 class ManifestSource(Struct, frozen=True, kw_only=True):
-    """A text and its name. ``problem`` is why there is no text. ``named_by_user``: not found in a directory."""
+    """A text and its name. ``problem`` is the reason for a missing text. ``named_by_user``: not from a directory."""
 
     name: str
     text: str = ""
@@ -185,7 +185,7 @@ def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -
 
 
 def _manifests_below(folder: Path) -> Iterator[Path]:
-    """Yield the manifests in a directory; does not follow links to directories, so there are no cycles."""
+    """Yield the manifests in a directory, without following links to directories."""
     count = 0
     for place, folders, files in os.walk(folder):
         folders.sort()
@@ -243,7 +243,9 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
     separators = _separators(source.text)
 
     def report(problem: YamlProblem) -> None:
-        number = bisect_left(separators, problem.line) + 1  # an error is often seen at the separator after the document
+        number = (
+            bisect_left(separators, problem.line) + 1
+        )  # parsers often report an error at the separator after the document
         place = f"{source.name}:{problem.line}:{problem.column}: document {number}"
         hint = _HELM if "{{" in source.text and not problem.duplicate else ""
         problems.append(f"{place}: {problem.message}{hint}")
@@ -255,7 +257,7 @@ def plain_documents(source: ManifestSource, most: int = MAX_DOCUMENTS) -> tuple[
             break
         lines: dict[Place, int] = {}
         value = plain_with_lines(node, (), lines)
-        number = bisect_right(separators, node.line) + 1  # it begins below its separator, or beside it
+        number = bisect_right(separators, node.line) + 1  # it begins below or next to its separator
         found.append(PlainDocument(number=number, line=node.line, value=value, lines=lines))
     return found, problems
 

@@ -24,7 +24,7 @@ class YamlNode(Struct, eq=False):
     """A mapping, list or scalar at ``line`` and ``column`` (from 1); ``start`` and ``end`` are offsets in the text.
 
     ``pairs`` have the key nodes and keep duplicate keys. ``value`` is the scalar as in JSON. ``size`` counts the nodes
-    of the tree with aliases expanded. Accessors return None or nothing when a value has another shape.
+    of the tree with aliases expanded. Accessors return None or nothing for values of another shape.
     """
 
     kind: Literal["map", "list", "scalar"]
@@ -84,7 +84,7 @@ MAX_EXPANDED: Final = 100_000
 _MAX_ERRORS: Final = 20
 
 _Event: TypeAlias = Any
-"""An event or mark of PyYAML, whose types have attributes that are None only in events that are written."""
+"""An event or mark of PyYAML; its types declare attributes as None that parsed events always have."""
 _DOCUMENT: Final = re.compile(r"^---(?=\s|\Z)", re.MULTILINE)
 
 
@@ -105,7 +105,7 @@ class _StopReading(Exception):  # noqa: N818 - ends the reading of one document
 
 
 def read(text: str, report: Callable[[YamlProblem], None]) -> Iterator[YamlNode]:
-    """Yield the documents of a text that are not empty, in order. Calls ``report`` with each problem."""
+    """Yield the non-empty documents of a text in order. Call ``report`` for each problem."""
     offset = lines = 0
     last = False
     for _ in range(_MAX_ERRORS):
@@ -139,9 +139,7 @@ def _sentence(error: yaml.YAMLError) -> str:
     context, problem = getattr(error, "context", None), getattr(error, "problem", None)
     if problem is None:
         reason, character = getattr(error, "reason", ""), getattr(error, "character", None)
-        return (
-            f"a character that YAML does not allow ({character!r})" if character is not None else str(reason or error)
-        )
+        return f"invalid character in YAML ({character!r})" if character is not None else str(reason or error)
     return f"not valid YAML: {problem}" + (f" ({context})" if context else "")
 
 
@@ -252,7 +250,7 @@ class _Reader:
             raise _StopReading(event.start_mark, f"a key must be text, this is {node.description}")
 
     def _finish(self, node: YamlNode) -> None:
-        """Resolves merge keys (``<<``), which have the lowest precedence, and reports duplicate keys."""
+        """Resolve merge keys (``<<``), which have the lowest precedence, and report duplicate keys."""
         seen: set[str] = set()
         merged: list[tuple[YamlNode, YamlNode]] = []
         own: list[tuple[YamlNode, YamlNode]] = []
@@ -274,21 +272,21 @@ class _Reader:
 # --- Position in the file of a character of a scalar's value.
 #
 # Folding changes only white space, so the n-th other character of the value is the n-th other character of the source
-# without quotes, escapes and the header of a block. If the characters do not agree, the result is None.
+# without quotes, escapes and block headers. If the characters differ, the result is None.
 
 _SPACE: Final = frozenset(" \t\r\n\x85\u2028\u2029\xa0")
 _PIECES: Final = {
     "'": re.compile(r"''|.", re.DOTALL),
     '"': re.compile(r"\\(?:x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|.)|.", re.DOTALL),
 }
-"""What stands for one character of a quoted scalar."""
+"""Source text of one character in a quoted scalar."""
 _PROPERTIES: Final = re.compile(r"(?:[&!]\S*\s+)*")
 """An anchor or tag before a plain scalar."""
 _BREAK: Final = re.compile(r"\r\n|[\n\r\x85\u2028\u2029]")
 
 
 def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
-    """Returns the offset in the file of character ``offset`` of the value; its end maps past the last character."""
+    """Return the offset in the file of character ``offset`` of the value; its end maps past the last character."""
     value = [(at, character) for at, character in enumerate(node.text) if character not in _SPACE]
     source = _characters(text, node)
     if not value or [character for _, character in value] != [character for _, character in source]:
@@ -300,7 +298,7 @@ def offset_in_text(text: str, node: YamlNode, offset: int) -> int | None:
 
 
 def line_and_column(text: str, node: YamlNode, offset: int) -> tuple[int, int]:
-    """Returns line and column (from 1) of an offset inside a node, with the line breaks of YAML."""
+    """Return line and column (from 1) of an offset inside a node, with the line breaks of YAML."""
     line, start = node.line, node.start - node.column + 1
     for found in _BREAK.finditer(text, node.start, offset):
         line, start = line + 1, found.end()

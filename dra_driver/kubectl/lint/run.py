@@ -18,7 +18,7 @@ _BETA: Final = frozenset({"v1beta1", "v1beta2"})
 
 
 def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
-    """Check the texts. Never raises because of their content."""
+    """Check the texts. Never raises for their content."""
     reporter = Reporter()
     manifests: list[Manifest] = []
     files = 0
@@ -47,7 +47,7 @@ def _manifests(source: ManifestSource, reporter: Reporter) -> Sequence[Manifest]
 
     def report(problem: YamlProblem) -> None:
         rule = "DRA002" if problem.duplicate else "DRA001"
-        hint = "a Helm template must be rendered first" if "{{" in source.text and not problem.duplicate else ""
+        hint = "render the Helm template first" if "{{" in source.text and not problem.duplicate else ""
         above = source.text.split("\n", problem.line - 1)[: problem.line - 1]
         position = min(len(source.text), sum(len(line) + 1 for line in above) + problem.column - 1)
         reporter.put(

@@ -62,7 +62,7 @@ def _version(text: str) -> tuple[int, int] | None:
 
 
 def devices_of(slices: Iterable[object]) -> tuple[KnownDevice, ...]:
-    """Return one device per shape, so that each is evaluated once. UUIDs and other identities do not count."""
+    """Return one device per shape, to evaluate each once. Ignore UUIDs and other identities."""
     shapes: dict[str, KnownDevice] = {}
     for item in slices:
         spec = item.get("spec") if isinstance(item, Mapping) else None
@@ -87,7 +87,7 @@ def _count(shapes: dict[str, KnownDevice], driver: str, node: str, device: Wire)
         try:
             _ = found.view
         except (ValueError, TypeError, AttributeError, KeyError):
-            return  # the API server would refuse it
+            return  # the API server rejects it
     shapes[key] = replace(found, nodes={**found.nodes, node: found.nodes.get(node, 0) + 1})
 
 
@@ -108,8 +108,7 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
 class ClassInfo(Struct, frozen=True, kw_only=True):
     """A DeviceClass. ``selectors`` is None when one does not compile.
 
-    ``devices`` are the known devices that it selects; ``drivers`` are named by its selectors, or else those of
-    ``devices``.
+    ``devices`` are the selected known devices; ``drivers`` are from its selectors, or else from ``devices``.
     """
 
     name: str
@@ -150,7 +149,7 @@ class Scope:
         return [name for space, name in places if namespace in {None, space}]
 
     def class_info(self, name: str) -> ClassInfo | None:
-        """Return the class from the input, the cluster or `WELL_KNOWN`; None if none of them has it."""
+        """Return the class from the input, the cluster or `WELL_KNOWN`, or None."""
         if name not in self._classes:
             self._classes[name] = self._class_info(name)
         return self._classes[name]

@@ -1,7 +1,7 @@
 """Translate node labels of GPU Feature Discovery (GFD) to CEL conditions on a device.
 
 Source: NVIDIA/k8s-device-plugin internal/lm (resource.go, mig-strategy.go, nvml.go), v0.20. If the GPUs of a node
-differ, the label names one of them, and the condition holds for those.
+differ, the label names one model, and the condition selects GPUs of that model.
 """
 
 import functools
@@ -52,28 +52,28 @@ _ENGINES: Final = {
     "engines.jpeg": "jpegEngines",
     "engines.ofa": "ofaEngines",
 }
-# Labels that no attribute of a device corresponds to.
+# Labels without a corresponding device attribute.
 OF_NODES: Final[Mapping[str, str]] = {
-    "gpu.count": "the number of GPUs of a node is no property of a device",
-    "gpu.replicas": "the number of replicas of a node's device plugin is no property of a device",
-    "gpu.machine": "the type of the machine is no property of a device",
+    "gpu.count": "node GPU count, not a device attribute",
+    "gpu.replicas": "device plugin replica count, not a device attribute",
+    "gpu.machine": "machine type, not a device attribute",
     "gpu.mode": "the display mode of a node's GPUs is not published",
     "gpu.clique": "the NVLink clique of a node is not published",
-    "mig.capable": "whether any GPU of the node supports MIG is no property of a device",
-    "mig.strategy": "the device plugin's MIG strategy means nothing to this driver",
-    "mig.config": "the layout that mig-parted keeps on the node means nothing to this driver",
-    "mig.config.state": "the state of mig-parted means nothing to this driver",
-    "mps.capable": "whether the node's device plugin can use MPS means nothing to this driver",
-    "device-plugin.config": "the device plugin's configuration of the node means nothing to this driver",
-    "vgpu.present": "vGPU is not known to this driver",
-    "vgpu.host-driver-version": "vGPU is not known to this driver",
-    "vgpu.host-driver-branch": "vGPU is not known to this driver",
-    "gfd.timestamp": "when the labels were written is no property of a device",
+    "mig.capable": "MIG support of the node, not a device attribute",
+    "mig.strategy": "this driver does not use the device plugin's MIG strategy",
+    "mig.config": "this driver does not use mig-parted's layout",
+    "mig.config.state": "this driver does not use mig-parted's state",
+    "mps.capable": "this driver does not use the device plugin's MPS support",
+    "device-plugin.config": "this driver does not use the device plugin's configuration",
+    "vgpu.present": "this driver does not support vGPU",
+    "vgpu.host-driver-version": "this driver does not support vGPU",
+    "vgpu.host-driver-branch": "this driver does not support vGPU",
+    "gfd.timestamp": "label timestamp, not a device attribute",
 }
 
 
 class UntranslatableLabelError(Exception):
-    """No condition on a device corresponds to the label; the message is the reason."""
+    """The label has no equivalent condition on a device; the message is the reason."""
 
 
 class DeviceForm(Struct, frozen=True, kw_only=True):
@@ -143,13 +143,13 @@ def condition(key: str, operator: str, values: Sequence[str], wanted: DeviceForm
         return (label.present if exists else f"!({label.present})") if label.present else ("" if exists else "false")
     if operator in {"Gt", "Lt"}:
         if label.number is None:
-            raise UntranslatableLabelError("its value is no number that can be compared")
+            raise UntranslatableLabelError("its value is not numeric")
         if len(values) != 1 or not _SIGNED.fullmatch(values[0]):
-            raise UntranslatableLabelError(f"{operator} needs one whole number")
+            raise UntranslatableLabelError(f"{operator} needs one integer")
         found = label.number(operator == "Gt", int(values[0]))
         return f"{label.present} && {found}" if label.present else found
     if operator not in {"In", "NotIn"}:
-        raise UntranslatableLabelError(f"the operator {operator[:40]!r} is not one of a node selector")
+        raise UntranslatableLabelError(f"{operator[:40]!r} is not a node selector operator")
     texts = [label.equals(value) for value in values]
     either = texts[0] if len(texts) == 1 else " || ".join(_grouped(each) for each in texts) or "false"
     found = f"{label.present} && {_grouped(either)}" if label.present else either
@@ -166,13 +166,13 @@ def _label(key: str, wanted: DeviceForm, driver: str) -> _Label:
         raise UntranslatableLabelError(OF_NODES[name])
     if of_profile := _OF_PROFILE.fullmatch(key):
         if wanted.form != "partition" or plus(of_profile[1]) != wanted.profile:
-            raise UntranslatableLabelError("it says what else the node has, not what the devices of this pod are")
+            raise UntranslatableLabelError("it describes other devices of the node, not the devices of this pod")
         return _of_resource(of_profile[2], wanted, driver, own=True)
     if name.startswith("gpu."):
         return _of_resource(name.removeprefix("gpu."), wanted, driver, own=wanted.form != "partition" or wanted.single)
     found = _versions(f'device.attributes["{driver}"]').get(name)
     if found is None:
-        raise UntranslatableLabelError("no attribute of a device says this")
+        raise UntranslatableLabelError("no equivalent device attribute")
     return found
 
 
@@ -187,7 +187,7 @@ def _of_resource(suffix: str, wanted: DeviceForm, driver: str, *, own: bool) -> 
         return _part(f"{attributes}.cudaComputeCapability", suffix.rpartition(".")[2])
     if suffix == "memory" and own:
         if wanted.form == "share":
-            raise UntranslatableLabelError("a shared GPU publishes the memory that claims can have, which is less")
+            raise UntranslatableLabelError("a shared GPU publishes less memory: only the claimable part")
         return _memory(capacity)
     if suffix == "sharing-strategy":
         return _Label(equals=lambda value: _sharing(attributes, value))
@@ -195,13 +195,13 @@ def _of_resource(suffix: str, wanted: DeviceForm, driver: str, *, own: bool) -> 
         return _amount(capacity, _ENGINES[suffix])
     if suffix in {"slices.gi", "slices.ci"} and wanted.form == "partition":
         return _Label(equals=lambda value: f'{attributes}.profile.startsWith("{_whole_number(value)}g.")')
-    raise UntranslatableLabelError("no attribute of a device says this")
+    raise UntranslatableLabelError("no equivalent device attribute")
 
 
 def _product(attributes: str, value: str, wanted: DeviceForm) -> str:
     parts = product_label(value)
     if parts.name.endswith("-MIG-INVALID"):
-        raise UntranslatableLabelError("it says that the node's MIG layout is not valid")
+        raise UntranslatableLabelError("it marks an invalid MIG layout of the node")
     if parts.profile and parts.profile != wanted.profile:
         return "false"  # a device of the wanted profile never has this label
     if parts.shared and wanted.form == "whole":
@@ -209,7 +209,7 @@ def _product(attributes: str, value: str, wanted: DeviceForm) -> str:
     names = _products().get(parts.name, ())
     if len(names) == 1:
         return f'{attributes}.productName == "{names[0]}"'
-    # What GFD does to a name: characters that a label cannot have are left out, and words are joined by "-".
+    # GFD removes characters that labels cannot contain, and joins words with "-".
     kept = f'{attributes}.productName.findAll("[A-Za-z0-9_. -]+").join("")'
     quoted = parts.name.replace("\\", "\\\\").replace('"', '\\"')
     return f'{kept}.findAll("[^ ]+").join("-") == "{quoted}"'
@@ -225,13 +225,13 @@ def _products() -> Mapping[str, tuple[str, ...]]:
 
 def _family(capability: str, value: str) -> str:
     if value not in _FAMILIES:
-        raise UntranslatableLabelError(f"{value[:40]!r} is no family that GFD knows")
+        raise UntranslatableLabelError(f"{value[:40]!r} is not a GFD family")
     return _FAMILIES[value].format(capability)
 
 
 def _whole_number(value: str) -> int:
     if not _NUMBER.fullmatch(value):
-        raise UntranslatableLabelError(f"{value[:40]!r} is no number as GFD writes it")
+        raise UntranslatableLabelError(f"{value[:40]!r} is not a GFD number")
     return int(value)
 
 
@@ -270,7 +270,7 @@ def _sharing(attributes: str, value: str) -> str:
     if value == "none":
         return f'!("sharingStrategy" in {attributes})'
     if value not in _STRATEGIES:
-        raise UntranslatableLabelError(f"{value[:40]!r} is no way of sharing that GFD knows")
+        raise UntranslatableLabelError(f"{value[:40]!r} is not a GFD sharing strategy")
     return f'"sharingStrategy" in {attributes} && {attributes}.sharingStrategy == "{_STRATEGIES[value]}"'
 
 
@@ -290,12 +290,12 @@ def _versions(attributes: str) -> Mapping[str, _Label]:
 def _same_version(attribute: str, value: str) -> str:
     version = from_loose(value)
     if version is None:
-        raise UntranslatableLabelError(f"{value[:40]!r} is no version")
+        raise UntranslatableLabelError(f"{value[:40]!r} is not a version")
     return f'{attribute}.compareTo(semver("{version}")) == 0'
 
 
 def _revision(value: str) -> int:
-    """``06`` of 580.65.06; "" of a version with two numbers."""
+    """Return the last number of ``580.65.06``; 0 for a version with two numbers."""
     if value and not _REVISION.fullmatch(value):
-        raise UntranslatableLabelError(f"{value[:40]!r} is no revision as NVIDIA writes it, with two digits")
+        raise UntranslatableLabelError(f"{value[:40]!r} is not a revision of two digits or more")
     return int(value or 0)

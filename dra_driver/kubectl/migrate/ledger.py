@@ -1,7 +1,6 @@
-"""Input documents, and the outcome of each of their fields with its reason.
+"""Record the outcome of each field of the input documents, with its reason.
 
-A note holds for everything below its path. `Ledger.close` adds a note for every field without one, so that each field
-is named.
+A note covers its path and everything below. `Ledger.close` adds a note for every field without one.
 """
 
 import re
@@ -23,8 +22,8 @@ _PLAIN_KEY: Final = re.compile(r"[A-Za-z0-9_-]+")
 class InputDocument(Struct, frozen=True, kw_only=True):
     """A document of a file, as plain values. ``number`` counts the file's documents from 1.
 
-    ``lines`` has the line of each value where it is known. ``inside`` is the place in another document, such as a
-    ConfigMap, that has this one as a text.
+    ``lines`` has the known line of each value. ``inside`` is the place in another document, such as a ConfigMap, that
+    contains this one as text.
     """
 
     source: str
@@ -52,7 +51,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
 
     @property
     def label(self) -> str:
-        """``Deployment team-a/train`` for messages; the number of the document if it is not an object."""
+        """``Deployment team-a/train`` for messages; for a document that is not an object, its number."""
         if not self.kind:
             return f"document {self.number}{f' in {self.inside}' if self.inside else ''}"
         return f"{self.kind} {self.namespace + '/' if self.namespace else ''}{self.name or '(no name)'}"
@@ -69,7 +68,7 @@ class InputDocument(Struct, frozen=True, kw_only=True):
         return self.line
 
     def error(self, path: Path, text: str) -> ConfigurationError:
-        """An error that names the value's place in the file and its path."""
+        """Return an error with the value's place in the file and its path."""
         place = f"{self.source}:{self.line_of(path)}: document {self.number}"
         return ConfigurationError(f"{place}: {path_text(path)}: {text}")
 
@@ -103,10 +102,10 @@ def list_at(value: object, *path: str | int) -> list[object]:
 
 
 def list_in(parent: dict[str, object], key: str) -> list[object]:
-    """Return the list under ``key``, created if missing. Raises TypeError for another value, which would be lost."""
+    """Return the list under ``key``, created if missing. Raises TypeError for other values."""
     found = parent.setdefault(key, [])
     if not isinstance(found, list):
-        raise TypeError(f"{key} is no list")
+        raise TypeError(f"{key} is not a list")
     return found
 
 
@@ -134,7 +133,7 @@ MIG_LABEL = "nvidia.com/mig.config"
 
 
 class ReplicatedResource(Struct, frozen=True, kw_only=True):
-    """A resource that the device plugin offers several times, under the name ``renamed`` if it has one."""
+    """A resource that the device plugin replicates, under the name ``renamed`` if set."""
 
     name: str
     replicas: int
@@ -167,10 +166,10 @@ class MigLayout(Struct, frozen=True, kw_only=True):
 
 
 class Gathered(Struct):
-    """Filled by the translators of configurations.
+    """Results of the configuration translators.
 
-    ``values`` are those of the chart, by their keys. ``plugin_default`` and ``mig_default`` are the configs of nodes
-    without a label. ``standalone`` are plugin configs that were files, so that no label chooses among them.
+    ``values`` are the chart's, by key. ``plugin_default`` and ``mig_default`` are the configs of nodes without a label.
+    ``standalone`` are plugin configs from files, which no label selects.
     """
 
     values: dict[tuple[str, ...], object] = field(default_factory=dict)
@@ -185,14 +184,14 @@ class Gathered(Struct):
     renamed: dict[str, str] = field(default_factory=dict)
 
     def set_value(self, keys: Sequence[str], value: object) -> None:
-        """Set a value of the chart; the first value of a key stays, and another one is a conflict."""
+        """Set a value of the chart. The first value of a key applies; a different one is a conflict."""
         first = self.values.setdefault(tuple(keys), value)
         if first != value:
-            self.value_conflicts.append(f"{'.'.join(keys)}: {first!r} stays, {value!r} is another input's")
+            self.value_conflicts.append(f"{'.'.join(keys)}: {first!r} applies; another input has {value!r}")
 
     @property
     def default_config(self) -> str:
-        """The config of nodes without a label, as the plugin's config-manager chooses it ("named", then "single")."""
+        """Config of nodes without a label, selected as by the plugin's config-manager ("named", then "single")."""
         if self.plugin_default:
             return self.plugin_default
         if "default" in self.plugin_configs:
@@ -204,12 +203,12 @@ class Gathered(Struct):
         return tuple(sorted(name for name, labels in self.node_labels.items() if labels.get(label) == value))
 
 
-UNKNOWN: Final = "no translator knows this field"
-UNCHANGED: Final = "stays as it is"
+UNKNOWN: Final = "unknown field"
+UNCHANGED: Final = "unchanged"
 
 
 class FieldOutcome(StrEnum):
-    """``CARRIED``: the same holds afterwards. ``CHANGED``: something similar does. ``NOT_CARRIED``: nothing does."""
+    """``CARRIED``: equivalent. ``CHANGED``: similar. ``NOT_CARRIED``: no counterpart."""
 
     CARRIED = "carried over"
     CHANGED = "changed meaning"
@@ -298,8 +297,8 @@ Act = Callable[[object, Path, Ledger, Gathered], None]
 Rule = tuple[FieldOutcome, str] | Act
 Rules = Mapping[str, Rule]
 
-NOTHING: Final[Rule] = (CARRIED, "empty: there is nothing to carry over")
-OFF: Final[Rule] = (CARRIED, "it is off: there is nothing to carry over")
+NOTHING: Final[Rule] = (CARRIED, "empty")
+OFF: Final[Rule] = (CARRIED, "disabled")
 _EMPTY: Final[tuple[object, ...]] = (None, "", {}, [])
 
 
@@ -310,7 +309,7 @@ def apply(value: object, rules: Rules, ledger: Ledger, gathered: Gathered, base:
     while waiting:
         path, found = waiting.pop()
         rule = next((rule for pattern, rule in split if _fits(pattern, path)), None) if path else None
-        # An empty mapping has nothing below it for which a longer rule could be.
+        # A longer rule cannot match below an empty mapping.
         deeper = bool(children(found)) and any(
             len(pattern) > len(path) and _fits(pattern[: len(path)], path) for pattern, _ in split
         )
@@ -335,11 +334,11 @@ def to_value(*keys: str, text: str = "") -> Act:
 
 
 def switch(when_on: Rule, when_off: Rule | None = None) -> Act:
-    """Return ``when_on`` for a field that is true, else ``when_off`` or "nothing to carry over"."""
+    """Return ``when_on`` for a field that is true, else ``when_off`` or "disabled"."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         on = value is True or str(value).lower() == "true"
-        rule = when_on if on else when_off or (CARRIED, "off: there is nothing to carry over")
+        rule = when_on if on else when_off or OFF
         use(rule, value, path, ledger, gathered)
 
     return act

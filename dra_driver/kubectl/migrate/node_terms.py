@@ -12,15 +12,15 @@ from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, UntranslatableLabe
 from dra_driver.kubectl.migrate.ledger import Ledger, Path, at, list_at, mapping_at, text_at
 
 MAX_ALTERNATIVES: Final = 8
-"""Of ``firstAvailable`` (resource/v1 types.go, FirstAvailableDeviceRequestMaxSize)."""
+"""Maximum of ``firstAvailable`` (resource/v1 types.go, FirstAvailableDeviceRequestMaxSize)."""
 _AFFINITY: Final = ("affinity", "nodeAffinity")
 _REQUIRED: Final = (*_AFFINITY, "requiredDuringSchedulingIgnoredDuringExecution")
 _TERMS: Final = (*_REQUIRED, "nodeSelectorTerms")
 _PREFERRED: Final = (*_AFFINITY, "preferredDuringSchedulingIgnoredDuringExecution")
-KEPT: Final = "it stays as it is and means something only while GPU Feature Discovery labels the nodes"
+KEPT: Final = "unchanged, requires GPU Feature Discovery"
 
 Texts = Mapping[DeviceForm, str]
-"""A condition for each form of device; "" where every device of the form meets it."""
+"""A condition per form of device; "" if every device of the form meets it."""
 
 
 def keeps_labels(path: Path, text: str) -> bool:
@@ -55,7 +55,7 @@ class NodeConditions:
         for index, each in enumerate(list_at(self._spec, "topologySpreadConstraints")):
             if is_gfd(text_at(each, "topologyKey")):
                 path = (*self._base, "topologySpreadConstraints", index)
-                self._ledger.lost(path, f"pods cannot be spread over properties of devices; {KEPT}")
+                self._ledger.lost(path, f"pods cannot be spread over device attributes; {KEPT}")
         self._drop_empty(*_AFFINITY)
         return NodeTerms(
             required={form: tuple(dict.fromkeys(texts)) for form, texts in self._found.items()},
@@ -76,7 +76,7 @@ class NodeConditions:
             return
         path = (*self._base, *_TERMS)
         if len(terms) == 1:
-            # Of a single term, each expression counts alone: those that can be translated go, the others stay.
+            # A single term: translate each expression separately, and keep untranslatable expressions.
             mapping_at(terms[0])["matchExpressions"] = [
                 each
                 for index, each in enumerate(list_at(terms[0], "matchExpressions"))
@@ -87,14 +87,14 @@ class NodeConditions:
         try:
             split = [self._split(term) for term in terms]
         except UntranslatableLabelError as error:
-            self._ledger.lost(path, f"{error}; {KEPT}, and so do the other alternatives")
+            self._ledger.lost(path, f"{error}; {KEPT}, like all alternatives")
             return
         rest = split[0][0]
         if any(each != rest for each, _ in split):
-            self._ledger.lost(path, f"the alternatives mix labels of GPUs with other labels; {KEPT}")
+            self._ledger.lost(path, f"the alternatives mix GPU labels with other labels; {KEPT}")
             return
         texts = {form: _alternatives([each[form] for _, each in split]) for form in self._found}
-        self._keep(texts, path, "; what all alternatives say of nodes stays" if rest else "")
+        self._keep(texts, path, "; the common node conditions are kept" if rest else "")
         self._keep_terms([rest])
 
     def _preferred(self) -> list[Texts]:
@@ -108,11 +108,11 @@ class NodeConditions:
                 continue
             try:
                 rest, texts = self._split(preference)
-                reason = "it mixes labels of GPUs with other labels" if rest else ""
+                reason = "it mixes GPU labels with other labels" if rest else ""
             except UntranslatableLabelError as error:
                 reason = str(error)
             if not reason and len(found) == MAX_ALTERNATIVES - 1:
-                reason = "a request has 8 alternatives at most"
+                reason = "a request has at most 8 alternatives"
             if reason:
                 self._ledger.lost(path, f"{reason}; {KEPT}")
                 kept.append(term)
@@ -121,8 +121,8 @@ class NodeConditions:
             found.append((weight if isinstance(weight, int) else 0, texts))
             self._ledger.changed(
                 path,
-                f"{_became(texts)}, as an alternative that is tried first on each node; the weight {weight} gives the"
-                " order of the alternatives and is no longer added to scores of nodes",
+                f"{_became(texts)}, an alternative with precedence on each node; the weight {weight} orders the"
+                " alternatives and does not change node scores",
             )
         if terms:
             mapping_at(self._spec, *_AFFINITY)[_PREFERRED[-1]] = kept
@@ -130,7 +130,7 @@ class NodeConditions:
         return [texts for _, texts in sorted(found, key=lambda each: -each[0])]
 
     def _split(self, term: object) -> tuple[dict[str, object], Texts]:
-        """Return the part of a term about nodes, and the condition on devices that all its other expressions make."""
+        """Return the node part of a term, and the combined device condition of its other expressions."""
         expressions = list_at(term, "matchExpressions")
         rest = [each for each in expressions if not is_gfd(text_at(each, "key"))]
         found = [self._condition(each) for each in expressions if is_gfd(text_at(each, "key"))]
@@ -144,7 +144,7 @@ class NodeConditions:
         return {form: condition(key, operator, values, form, self._driver) for form in self._found}
 
     def _translated(self, expression: object, path: Path) -> bool:
-        """Add the condition on devices of one expression; False, with a note, if there is none."""
+        """Add the device condition of one expression; False, with a note, if it has none."""
         try:
             self._keep(self._condition(expression), path)
         except UntranslatableLabelError as error:
@@ -191,4 +191,4 @@ def _alternatives(texts: Sequence[str]) -> str:
 
 def _became(texts: Texts) -> str:
     shown = list(dict.fromkeys(text for text in texts.values() if text))
-    return f"became the selector {'; '.join(shown)}" if shown else "every claim for a GPU implies it"
+    return f"became the selector {'; '.join(shown)}" if shown else "implied by every claim for a GPU"

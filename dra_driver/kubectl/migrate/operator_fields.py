@@ -2,7 +2,7 @@
 driver.
 
 Source: NVIDIA/gpu-operator api/nvidia/v1/clusterpolicy_types.go and deployments/gpu-operator/values.yaml, v26.7. The
-operator keeps running for everything but the allocation of GPUs, so most of its fields are not carried over.
+operator keeps running for all tasks except GPU allocation, so most of its fields are not carried over.
 """
 
 from typing import Final
@@ -39,15 +39,15 @@ from dra_driver.kubectl.migrate.plugin_config import (
     mig_strategy,
 )
 
-STAYS: Final = "the GPU Operator's own: it goes on with it beside this driver"
-_VIRTUAL: Final = "GPUs are not given to virtual machines; it goes on for them on other nodes"
-_VGPU: Final = "vGPU is not known to this driver; it goes on for it on other nodes"
-_IMAGE: Final = "of the device plugin's image, which this driver does not use"
+STAYS: Final = "the GPU Operator continues to use it"
+_VIRTUAL: Final = "this driver does not support virtual machines; keep it for nodes with virtual machines"
+_VGPU: Final = "this driver does not support vGPU; keep it for nodes with vGPU"
+_IMAGE: Final = "applies to the device plugin's image"
 DEFAULT_INSTALL_DIR: Final = "/run/nvidia/driver"
 
 
 def component(text: str) -> Act:
-    """A part of the operator that is ``enabled`` or not, as a whole."""
+    """Return the rule of an operator component with an ``enabled`` field."""
 
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         fields = mapping_at(value)
@@ -64,7 +64,7 @@ def _unknown_strategy(value: object, path: Path, ledger: Ledger, _gathered: Gath
 def _driver(_value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     gathered.values.setdefault(("driver", "root"), DEFAULT_INSTALL_DIR)
     gathered.set_value(("driver", "hasDev"), True)
-    ledger.carried(path, "became driver.root and driver.hasDev of the chart's values; the driver's container stays")
+    ledger.carried(path, "became driver.root and driver.hasDev of the chart's values; keep the driver container")
 
 
 def _install_dir(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
@@ -77,7 +77,7 @@ def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathere
         gathered.plugin_default = str(value)
     else:
         gathered.mig_default = str(value)
-    ledger.carried(path, "its policy is for every node without a label that chooses another one")
+    ledger.carried(path, "its policy applies to nodes without a label")
 
 
 _DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
@@ -90,59 +90,59 @@ SPEC: Final[Rules] = {
     "daemonsets.updateStrategy": SURGE,
     "daemonsets.rollingUpdate": SURGE,
     "daemonsets.podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
-    "driver.enabled": when((False,), (CARRIED, "the driver is on the host: it is searched there"), _driver),
+    "driver.enabled": when((False,), (CARRIED, "the driver is on the host: searched automatically"), _driver),
     "driver.*": (LOST, STAYS),
-    "toolkit": (LOST, f"{STAYS}; claims do not need it, because the container runtime itself applies CDI"),
+    "toolkit": (LOST, f"{STAYS}; claims do not need it: the container runtime applies CDI"),
     "devicePlugin.enabled": switch(
         (
             CHANGED,
-            "set it to false when every node is given to this driver; before, label nodes that are given to it"
-            " nvidia.com/gpu.deploy.device-plugin=false",
+            "label nodes of this driver nvidia.com/gpu.deploy.device-plugin=false; set it to false when all nodes"
+            " are migrated",
         ),
         OFF,
     ),
     "devicePlugin.config.name": NAMED,
     "devicePlugin.config.default": _DEFAULT,
-    "devicePlugin.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
+    "devicePlugin.config.create": (CARRIED, "only the ConfigMap's content matters"),
     "devicePlugin.config.data": INLINE,
     "devicePlugin.mps": MPS_FOLDER,
     "devicePlugin.env": environment,
-    "devicePlugin.args": unless_empty((LOST, "arguments of the device plugin; give them as its config")),
-    "devicePlugin.hostNetwork": switch((LOST, "the node process is in no host network")),
-    "devicePlugin.resources": unless_empty((LOST, "the chart's own are measured; node.resources changes them")),
+    "devicePlugin.args": unless_empty((LOST, "arguments of the device plugin; pass them as its config")),
+    "devicePlugin.hostNetwork": switch((LOST, "the node process does not use the host network")),
+    "devicePlugin.resources": unless_empty((LOST, "the chart has measured defaults; override with node.resources")),
     "devicePlugin.*": unless_empty((LOST, _IMAGE)),
-    "dcgmExporter": (LOST, f"{STAYS}; from 4.6 on it names the pods of this driver's claims"),
+    "dcgmExporter": (LOST, f"{STAYS}; version 4.6 and later report the pods of this driver's claims"),
     "dcgm": (LOST, STAYS),
     "nodeStatusExporter": component(STAYS),
-    "gfd": (LOST, f"{STAYS}; selectors of claims take the place of its labels, other tools may need them"),
+    "gfd": (LOST, f"{STAYS}; claim selectors replace its labels"),
     "mig.strategy": mig_strategy(_unknown_strategy),
     "migManager.enabled": switch(
         (
             CHANGED,
-            "it must not cut GPUs that this driver cuts: label nodes that are given to this driver"
-            " nvidia.com/gpu.deploy.mig-manager=false, and set it to false at the end",
+            "it must not partition this driver's GPUs: label nodes of this driver"
+            " nvidia.com/gpu.deploy.mig-manager=false; set it to false when all nodes are migrated",
         ),
         OFF,
     ),
     "migManager.config.name": NAMED,
     "migManager.config.default": _DEFAULT,
-    "migManager.config.create": (CARRIED, "whether the chart makes the ConfigMap; its content counts"),
+    "migManager.config.create": (CARRIED, "only the ConfigMap's content matters"),
     "migManager.config.data": INLINE,
     "migManager.gpuClientsConfig": unless_empty(
-        (LOST, "this driver stops no clients of GPUs; it says which process has a GPU open")
+        (LOST, "this driver does not stop GPU clients; it reports processes that use a GPU")
     ),
-    "migManager.*": unless_empty((LOST, "of the MIG manager, which this driver does not use")),
-    "psp": component("pod security policies are gone since Kubernetes 1.25"),
-    "psa": component("label the namespace of this driver pod-security.kubernetes.io/enforce=privileged"),
-    "validator": (LOST, f"{STAYS}; its pod for the device plugin asks for nvidia.com/gpu"),
-    "gds": component("GPUDirect Storage's devices are not given to containers"),
-    "gdrcopy": component("GDRCopy's device is not given to containers"),
-    "sandboxWorkloads": component("GPUs are not given to virtual machines (VFIO, vGPU)"),
+    "migManager.*": unless_empty((LOST, "applies to the MIG manager, which this driver does not use")),
+    "psp": component("Kubernetes 1.25 removed pod security policies"),
+    "psa": component("label this driver's namespace pod-security.kubernetes.io/enforce=privileged"),
+    "validator": (LOST, f"{STAYS}; its device plugin pod requests nvidia.com/gpu"),
+    "gds": component("GPUDirect Storage devices are not supported"),
+    "gdrcopy": component("GDRCopy devices are not supported"),
+    "sandboxWorkloads": component("virtual machines (VFIO, vGPU) are not supported"),
     **dict.fromkeys(("vfioManager", "sandboxDevicePlugin", "kataSandboxDevicePlugin"), component(_VIRTUAL)),
     **dict.fromkeys(("vgpuManager", "vgpuDeviceManager"), component(_VGPU)),
-    "kataManager": component("Kata containers are not known to this driver"),
-    "ccManager": component(f"{STAYS}: it sets the confidential computing mode"),
-    "cdi": (CHANGED, "claims always come by CDI; containerd 1.7 needs enable_cdi, newer ones have it on"),
+    "kataManager": component("Kata containers are not supported"),
+    "ccManager": component(f"{STAYS} for the confidential computing mode"),
+    "cdi": (CHANGED, "claims always use CDI; containerd 1.7 needs enable_cdi, newer versions enable it"),
     **dict.fromkeys(("daemonsets", "driver", "devicePlugin", "mig", "migManager", "hostPaths"), NOTHING),
     **{f"{name}.config": NOTHING for name in ("devicePlugin", "migManager")},
     "hostPaths.rootFS": (CARRIED, "the chart mounts the host's /"),
@@ -154,9 +154,9 @@ VALUES: Final[Rules] = {
     "platform.openshift": to_value("openshift", "enabled"),
     **dict.fromkeys(("nfd", "node-feature-discovery"), NFD),
     "clusterPolicy": (LOST, STAYS),
-    "gpuCluster": (LOST, "NVIDIA's own DRA driver in the operator has this driver's name: it must stay off"),
-    "draDriver": (LOST, "NVIDIA's own DRA driver has this driver's name: its GPU part must stay off"),
-    "extraObjects": unless_empty((LOST, "objects that the chart makes beside; give them to this command as manifests")),
+    "gpuCluster": (LOST, "NVIDIA's DRA driver in the operator has the same driver name: keep it disabled"),
+    "draDriver": (LOST, "NVIDIA's DRA driver has the same driver name: keep its GPU part disabled"),
+    "extraObjects": unless_empty((LOST, "additional objects of the chart; pass them to this command as manifests")),
     "global": NOT_USED,
     **SPEC,
 }
@@ -164,25 +164,25 @@ VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
 OWN_KEYS: Final = frozenset(
     {"migManager", "toolkit", "dcgmExporter", "vgpuManager", "sandboxWorkloads", "ccManager", "driver", "operator"}
 )
-"""Keys that no other chart of this command has."""
+"""Keys of this chart only."""
 
 
-# --- Values of the chart of NVIDIA's own DRA driver.
+# --- Values of the chart of NVIDIA's DRA driver.
 #
-# Source: kubernetes-sigs/dra-driver-nvidia-gpu deployments/helm/dra-driver-nvidia-gpu/values.yaml, v0.5. Its driver
-# name and classes are this driver's, so claims, templates and pods need no change.
+# Source: kubernetes-sigs/dra-driver-nvidia-gpu deployments/helm/dra-driver-nvidia-gpu/values.yaml, v0.5. It has
+# the same driver name and classes, so claims, templates and pods need no change.
 
-_HELM: Final = "of the other driver's release; this chart has fixed names in a namespace of your choice"
-_DOMAINS: Final = "ComputeDomains stay with NVIDIA's driver, installed with resources.gpus.enabled=false"
-_WEBHOOK: Final = "parameters of claims are checked by a ValidatingAdmissionPolicy (parameterChecks.enabled)"
-_TEMPLATE: Final = "the chart has this setting fixed"
+_HELM: Final = "applies to NVIDIA's release; this chart has fixed names in any namespace"
+_DOMAINS: Final = "keep NVIDIA's driver with resources.gpus.enabled=false for ComputeDomains"
+_WEBHOOK: Final = "a ValidatingAdmissionPolicy checks claim parameters (parameterChecks.enabled)"
+_TEMPLATE: Final = "fixed in this chart"
 
 
 def _kubelet_folder(suffix: str) -> Act:
     def act(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
         root = str(value).removesuffix(suffix)
         if not str(value).endswith(suffix):
-            text = f"expected a folder that ends with {suffix}; kubelet.rootDir of the chart is the one above"
+            text = f"expected a directory that ends with {suffix}; its parent is kubelet.rootDir of the chart"
             ledger.lost(path, text)
         elif root == "/var/lib/kubelet":
             ledger.carried(path, "the chart's default")
@@ -196,36 +196,36 @@ def _kubelet_folder(suffix: str) -> Act:
 DRA_DRIVER_VALUES: Final[Rules] = {
     "nvidiaDriverRoot": FLAGS["nvidiaDriverRoot"],
     "nvidiaCDIHookPath": to_value("driver", "cdiHook"),
-    "altProcDevices": unless_empty((LOST, "device numbers are read from the host's /proc/devices")),
+    "altProcDevices": unless_empty((LOST, "the host's /proc/devices is read")),
     **dict.fromkeys(OVERRIDES, unless_empty((LOST, _HELM))),
     "gpuResourcesEnabledOverride": (CARRIED, "not needed: this chart is for GPUs"),
     "allowDefaultNamespace": (LOST, _HELM),
     "resourceApiVersion": unless_empty((CHANGED, "resource.k8s.io/v1 is used")),
-    "imagePullSecrets": unless_empty((LOST, "of the registry of the other driver's image")),
-    "image": (LOST, "the other driver's image"),
+    "imagePullSecrets": unless_empty((LOST, "applies to the registry of NVIDIA's image")),
+    "image": (LOST, "NVIDIA's image"),
     "serviceAccount": (LOST, _TEMPLATE),
-    "resources.gpus.enabled": (CHANGED, "set it to false in the other driver's release for the nodes that change over"),
+    "resources.gpus.enabled": (CHANGED, "set it to false in NVIDIA's release for migrated nodes"),
     "resources.computeDomains.enabled": switch((LOST, _DOMAINS)),
     "resources.computeDomains.*": (LOST, _DOMAINS),
-    "featureGates": unless_empty((LOST, "gates of the other driver; partitions, shares and health need none here")),
+    "featureGates": unless_empty((LOST, "NVIDIA's gates; this driver needs none for partitions, shares and health")),
     "logVerbosity": (CHANGED, "LOG_LEVEL in node.settings of the chart"),
-    "consumableShares": unless_empty((CHANGED, "a GpuPolicy with sharing says it for each GPU")),
+    "consumableShares": unless_empty((CHANGED, "set sharing in a GpuPolicy")),
     "webhook": (CHANGED, _WEBHOOK),
     "controller": (LOST, _DOMAINS),
-    "kubeletPlugin.metrics": (CHANGED, "metrics are at port 8080 of the pod, /metrics"),
+    "kubeletPlugin.metrics": (CHANGED, "metrics are at port 8080, /metrics"),
     "kubeletPlugin.priorityClassName": to_value("node", "priorityClassName"),
     "kubeletPlugin.updateStrategy": SURGE,
     "kubeletPlugin.podAnnotations": to_value("node", "podAnnotations"),
     "kubeletPlugin.podSecurityContext": unless_empty((LOST, _TEMPLATE)),
-    "kubeletPlugin.nodeSelector": unless_empty((LOST, "write its labels into nodes.selector of the chart's values")),
+    "kubeletPlugin.nodeSelector": unless_empty((LOST, "copy its labels to nodes.selector of the chart's values")),
     "kubeletPlugin.tolerations": TOLERATED,
     "kubeletPlugin.kubeletRegistrarDirectoryPath": _kubelet_folder("/plugins_registry"),
     "kubeletPlugin.kubeletPluginsDirectoryPath": _kubelet_folder("/plugins"),
     "kubeletPlugin.containers.computeDomains": (LOST, _DOMAINS),
     "kubeletPlugin.containers.*": (LOST, _TEMPLATE),
-    "kubeletPlugin.affinity": (CHANGED, "nodes.gpuLabels of the chart are the labels of nodes with GPUs"),
+    "kubeletPlugin.affinity": (CHANGED, "nodes.gpuLabels of the chart lists the labels of GPU nodes"),
     "kubeletPlugin.networkPolicy.enabled": to_value("networkPolicy", "enabled"),
-    "maskNvidiaDriverParams": (CARRIED, "containers always see the driver's parameters as the node process makes them"),
+    "maskNvidiaDriverParams": (CARRIED, "NVIDIA's CDI hook masks the driver's parameters in containers"),
     "global": NOT_USED,
 }
 DRA_DRIVER_KEYS: Final = {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}

@@ -43,15 +43,15 @@ from dra_driver.kubectl.migrate.resources import GPU, SHARED, share_percent
 
 MIG_STRATEGIES: Final = ("none", "single", "mixed")
 MOST_REPLICAS: Final = 1024
-_IGNORED: Final = "the device plugin ignores it and logs a warning, so nothing changes"
-NAMED: Final = unless_empty((CARRIED, "read where this ConfigMap is among the inputs (--from-cluster reads it)"))
-INLINE: Final = unless_empty((CARRIED, "read as if it were the ConfigMap"))
+_IGNORED: Final = "the device plugin ignores it and logs a warning"
+NAMED: Final = unless_empty((CARRIED, "read from this ConfigMap if it is an input (--from-cluster reads it)"))
+INLINE: Final = unless_empty((CARRIED, "read like the ConfigMap"))
 SURGE: Final[Rule] = (CHANGED, "the new pod of a node registers before the old one stops (maxSurge: 1)")
-TOLERATED: Final[Rule] = (CARRIED, "the chart's DaemonSets tolerate every taint")
-MPS_FOLDER: Final = (CHANGED, "the MPS host keeps its folders in /run/gpu.nvidia.com-mps (its setting MPS_RUN_DIR)")
+TOLERATED: Final[Rule] = (CARRIED, "the chart's DaemonSets tolerate all taints")
+MPS_FOLDER: Final = (CHANGED, "the MPS host uses /run/gpu.nvidia.com-mps (setting MPS_RUN_DIR)")
 NOT_USED: Final[Rule] = (CARRIED, "the chart does not use it")
 _HOST: Final = (None, "", "/")
-_GFD: Final = "GPU Feature Discovery's own; it may go on beside this driver"
+_GFD: Final = "applies to GPU Feature Discovery, which can keep running"
 
 
 def _driver_root(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
@@ -61,35 +61,38 @@ def _driver_root(value: object, path: Path, ledger: Ledger, gathered: Gathered) 
 
 def _dev_root(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     if value == gathered.values.get(("driver", "root")):
-        ledger.carried(path, "the driver's folder has device nodes: driver.hasDev of the chart's values")
+        ledger.carried(path, "the driver's directory has device nodes: driver.hasDev of the chart's values")
     else:
-        ledger.lost(path, "device nodes are in the host's /dev or in the driver's folder; another folder cannot be set")
+        ledger.lost(path, "device nodes must be in the host's /dev or in the driver's directory")
 
 
-_IMEX: Final[Rule] = (LOST, "this driver gives no IMEX channels; NVIDIA's DRA driver does, for ComputeDomains")
+_IMEX: Final[Rule] = (LOST, "IMEX channels are not supported; NVIDIA's DRA driver provides them for ComputeDomains")
 FLAGS: Final[Rules] = {
-    "failOnInitError": (CHANGED, "the node process never ends for lack of a driver: it waits, and says so in /readyz"),
+    "failOnInitError": (CHANGED, "without a driver, the node process waits and reports it in /readyz"),
     "mpsRoot": MPS_FOLDER,
-    "nvidiaDriverRoot": when(_HOST, (CARRIED, "the NVIDIA driver is searched below the host's /"), _driver_root),
-    "nvidiaDevRoot": when(_HOST, (CARRIED, "device nodes are those of the host's /dev"), _dev_root),
-    "gdrcopyEnabled": switch((LOST, "GDRCopy's device is not given to containers")),
-    "gdsEnabled": switch((LOST, "GPUDirect Storage's devices are not given to containers")),
-    "mofedEnabled": switch((LOST, "the devices of MOFED are not given to containers")),
+    "nvidiaDriverRoot": when(_HOST, (CARRIED, "the NVIDIA driver is searched in the host's /"), _driver_root),
+    "nvidiaDevRoot": when(_HOST, (CARRIED, "the host's /dev is used"), _dev_root),
+    "gdrcopyEnabled": switch((LOST, "GDRCopy devices are not supported")),
+    "gdsEnabled": switch((LOST, "GPUDirect Storage devices are not supported")),
+    "mofedEnabled": switch((LOST, "MOFED devices are not supported")),
     "useNodeFeatureAPI": (LOST, _GFD),
     "deviceDiscoveryStrategy": when(
         ("tegra",),
-        (LOST, "Tegra boards are not supported: they have no NVML with the calls that this driver needs"),
-        (CARRIED, "GPUs are found through NVML"),
+        (LOST, "Tegra boards are not supported: their NVML lacks required calls"),
+        (CARRIED, "NVML discovers the GPUs"),
     ),
-    "plugin.passDeviceSpecs": (CARRIED, "device nodes are always in the container's specification, through CDI"),
-    "plugin.deviceListStrategy": (CHANGED, "devices come to containers by CDI alone, through the kubelet"),
-    "plugin.deviceIDStrategy": (CHANGED, "claims name devices (gpu-0); containers do not see ids of them"),
-    "plugin.cdiAnnotationPrefix": (CHANGED, "CDI names go through the kubelet, not through annotations"),
-    "plugin.nvidiaCTKPath": (CHANGED, "NVIDIA's CDI hook is searched on the host; driver.cdiHook of the chart sets it"),
-    "plugin.containerDriverRoot": (CHANGED, "the chart mounts the driver's folder"),
+    "plugin.passDeviceSpecs": (CARRIED, "CDI always adds device nodes to the container's specification"),
+    "plugin.deviceListStrategy": (CHANGED, "the kubelet always injects devices by CDI"),
+    "plugin.deviceIDStrategy": (CHANGED, "claims name devices (gpu-0); containers do not see their ids"),
+    "plugin.cdiAnnotationPrefix": (CHANGED, "the kubelet passes CDI names, without annotations"),
+    "plugin.nvidiaCTKPath": (
+        CHANGED,
+        "NVIDIA's CDI hook is searched on the host; override with driver.cdiHook of the chart",
+    ),
+    "plugin.containerDriverRoot": (CHANGED, "the chart mounts the driver's directory"),
     "plugin.sharedDevicesAllocationPolicy": (
         CHANGED,
-        "the scheduler takes the first GPU with room, so GPUs are packed",
+        "the scheduler packs GPUs: it takes the first GPU with room",
     ),
     "gfd": (LOST, _GFD),
 }
@@ -97,11 +100,14 @@ FLAGS: Final[Rules] = {
 _OTHERS: Final[Rules] = {
     "version": (CARRIED, "the version of the format"),
     **{f"flags.{name}": rule for name, rule in FLAGS.items()},
-    "resources.*.*.pattern": (CHANGED, "the device plugin ignores it and logs a warning; here the class selects by it"),
+    "resources.*.*.pattern": (
+        CHANGED,
+        "the device plugin ignores it and logs a warning; here the class selects GPUs by it",
+    ),
     "resources.*.*.name": (CHANGED, "the device plugin ignores it and logs a warning; here a class has this resource"),
     "resources.*": unless_empty((LOST, _IGNORED)),
-    "imex.channelIDs": when((None, []), (CARRIED, "none: there is nothing to carry over"), _IMEX),
-    "imex.required": (CARRIED, "concerns IMEX channels alone"),
+    "imex.channelIDs": when((None, []), (CARRIED, "none"), _IMEX),
+    "imex.required": (CARRIED, "only for IMEX channels"),
 }
 
 
@@ -115,8 +121,8 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
     value = mapping_at(document.value)
     version = value.get("version", "v1")
     if version != "v1":
-        raise ConfigurationError(f"{document.place}: version {str(version)[:40]!r} of the device plugin's config is not"
-                                 " known; expected v1")  # fmt: skip
+        raise ConfigurationError(f"{document.place}: unknown version {str(version)[:40]!r} of the device plugin's"
+                                 " config; expected v1")  # fmt: skip
     ledger = Ledger(document)
     strategy, replicated, refused = _sharing(document, ledger, gathered, name)
     mig = at(value, "flags", "migStrategy")
@@ -124,7 +130,7 @@ def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[M
         if mig not in MIG_STRATEGIES:
             raise document.error(("flags", "migStrategy"), f"expected none, single or mixed, got {str(mig)[:40]!r}")
         _note_mig_strategy(mig, ("flags", "migStrategy"), ledger)
-    # Custom resource names: a class of its own for each pattern of product names.
+    # Custom resource names: one class for each pattern of product names.
     for each in list_at(value, "resources", "gpus"):
         pattern, renamed = at(each, "pattern"), at(each, "name")
         if isinstance(pattern, str) and isinstance(renamed, str) and _qualified(renamed) != GPU:
@@ -150,10 +156,10 @@ def _note_mig_strategy(value: object, path: Path, ledger: Ledger) -> None:
     if value == "none":
         ledger.carried(path, "became a policy that offers no MIG devices (forms.migProfiles: [])")
     elif value == "mixed":
-        ledger.carried(path, "claims choose the profile by its DeviceClass")
+        ledger.carried(path, "claims select the profile by its DeviceClass")
     else:
-        ledger.changed(path, "nvidia.com/gpu is always a whole GPU here; pods whose labels say that they had a MIG"
-                             " device get one by its profile")  # fmt: skip
+        ledger.changed(path, "nvidia.com/gpu is always a whole GPU; pods with a label of a MIG product request"
+                             " its profile")  # fmt: skip
 
 
 def _qualified(resource: str) -> str:
@@ -169,10 +175,10 @@ def _sharing(
     used = "mps" if parts["mps"] is not None else "timeSlicing" if parts["timeSlicing"] else ""
     for key, part in parts.items():
         if part is not None and key != used:
-            ledger.carried(("sharing", key), "has no effect beside mps" if part else "empty: nothing is shared")
+            ledger.carried(("sharing", key), "has no effect with mps" if part else "empty: no sharing")
     if not used:
         if at(value, "sharing") is not None:
-            ledger.carried(("sharing",), "nothing is shared")
+            ledger.carried(("sharing",), "no sharing")
         return "", [], False
     part, path = parts[used], ("sharing", used)
     strategy = "MPS" if used == "mps" else "TimeSlicing"
@@ -181,10 +187,10 @@ def _sharing(
     renames = at(part, "renameByDefault") is True
     refused = at(part, "failRequestsGreaterThanOne")
     if "renameByDefault" in mapping_at(part):
-        with_suffix = "pods that ask for the resource with .shared get a share"
+        with_suffix = "pods that request the resource with .shared get a share"
         ledger.carried((*path, "renameByDefault"), with_suffix if renames else "shares keep the resource's name")
     if refused is not None:
-        text = "pods that ask for more than one replica are not translated" if refused else (
+        text = "pods that request several replicas are not translated" if refused else (
             "several replicas become one claim for several shares of one GPU")  # fmt: skip
         ledger.note(CARRIED if refused else CHANGED, (*path, "failRequestsGreaterThanOne"), text)
     found = [
@@ -211,9 +217,9 @@ def _replicated(
     if "devices" in entry and entry["devices"] == "all":
         ledger.carried((*path, "devices"), "all GPUs")
     elif "devices" in entry:
-        ledger.lost((*path, "devices"), f"{_IGNORED}; select.minors or select.uuids of a GpuPolicy do it")
+        ledger.lost((*path, "devices"), f"{_IGNORED}; use select.minors or select.uuids of a GpuPolicy")
     if resource != GPU:
-        text = "this driver shares whole GPUs among claims and no MIG devices"
+        text = "this driver shares whole GPUs, not MIG devices"
         ledger.lost((*path, "name"), text)
         ledger.lost((*path, "replicas"), text)
         return ReplicatedResource(name=resource, replicas=0, renamed=renamed)
@@ -222,18 +228,18 @@ def _replicated(
     text = f"became sharing.maxShares {most} of policy {policy_name(name)}"
     if strategy == "MPS":
         percent = share_percent(most)
-        few = f". Compute has whole percents: {ALL_PERCENT} such claims fit" if most > ALL_PERCENT else ""
+        few = f". Compute is in whole percents: {ALL_PERCENT} such claims fit" if most > ALL_PERCENT else ""
         ledger.changed(
             (*path, "replicas"),
             f"{text}. Each replica had 1/{replicas} of memory and compute: translated workloads request it, and a claim"
             f" that requests no compute gets {percent} percent; one that requests no memory gets all of it{few}",
         )
     else:
-        limit = ", the most that a policy allows" if most != replicas else ""
+        limit = ", the maximum of a policy" if most != replicas else ""
         ledger.note(
             CHANGED if limit else CARRIED,
             (*path, "replicas"),
-            f"{text}{limit}. Replicas had no limit of memory, and time-sliced shares have none either",
+            f"{text}{limit}. Neither replicas nor time-sliced shares limit memory",
         )
     return ReplicatedResource(name=resource, replicas=most, renamed=renamed)
 
@@ -248,19 +254,19 @@ def dns_name(text: str) -> str:
     return "-".join(part for part in kept.split("-") if part)[:63].rstrip("-") or "policy"
 
 
-# --- Environment variables and arguments of the device plugin's container, which stand for flags of its config.
+# --- Environment variables and arguments of the device plugin's container, equivalent to flags of its config.
 #
 # Source: NVIDIA/k8s-device-plugin cmd/nvidia-device-plugin/main.go, v0.20: flag ``--mig-strategy`` and MIG_STRATEGY.
 
-_UNKNOWN: Final[Rule] = (LOST, "a setting of the device plugin that this driver does not have")
+_UNKNOWN: Final[Rule] = (LOST, "this driver has no such setting")
 _WORD: Final = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _VARIABLES: Final[Rules] = {  # failOnInitError: FAIL_ON_INIT_ERROR
     **{_WORD.sub("_", key.rpartition(".")[2]).upper(): rule for key, rule in FLAGS.items() if key != "gfd"},
     "NVIDIA_CDI_HOOK_PATH": FLAGS["plugin.nvidiaCTKPath"],
     "MIG_STRATEGY": mig_strategy(_UNKNOWN),
-    "CONFIG_FILE": (CARRIED, "read where its ConfigMap is among the inputs"),
+    "CONFIG_FILE": (CARRIED, "read from its ConfigMap if it is an input"),
     "IMEX_CHANNEL_IDS": _IMEX,
-    "IMEX_REQUIRED": (CARRIED, "concerns IMEX channels alone"),
+    "IMEX_REQUIRED": (CARRIED, "only for IMEX channels"),
     "NVIDIA_MIG_MONITOR_DEVICES": (CHANGED, "the node process reads MIG devices through the host's /dev"),
     "NVIDIA_VISIBLE_DEVICES": (CHANGED, "the node process sees every GPU of its node"),
     "NVIDIA_DRIVER_CAPABILITIES": (CHANGED, "the node process loads the driver's libraries from the host"),
@@ -269,7 +275,7 @@ _VARIABLES: Final[Rules] = {  # failOnInitError: FAIL_ON_INIT_ERROR
 
 def environment(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     if not value:
-        ledger.carried(path, "empty: there is nothing to carry over")
+        ledger.carried(path, "empty")
     for index, each in enumerate(list_at(value)):
         rule = _VARIABLES.get(str(at(each, "name")), _UNKNOWN)
         use(rule, at(each, "value"), (*path, index), ledger, gathered)
@@ -289,24 +295,26 @@ def arguments(container: object, path: Path, ledger: Ledger, gathered: Gathered)
 #
 # Source: NVIDIA/k8s-device-plugin deployments/helm/nvidia-device-plugin/values.yaml and deployments/static, v0.20.
 
-_HELM: Final = "of the device plugin's release, which goes; this chart has fixed names in a namespace of your choice"
+_HELM: Final = "applies to the device plugin's release; this chart has fixed names in any namespace"
 OVERRIDES: Final = ("nameOverride", "fullnameOverride", "namespaceOverride", "selectorLabelsOverride")
-NFD: Final[Rule] = (CARRIED, "Node Feature Discovery goes on; nodes.gpuLabels of the chart accept its labels")
-_GONE: Final = "the device plugin's DaemonSet goes; the chart's takes its place"
+NFD: Final[Rule] = (CARRIED, "keep Node Feature Discovery; nodes.gpuLabels of the chart accepts its labels")
+_GONE: Final = "this driver's chart replaces the device plugin's DaemonSet"
 _PRESENT: Final = frozenset({"feature.node.kubernetes.io/pci-10de.present", "nvidia.com/gpu.present",
                              "feature.node.kubernetes.io/cpu-model.vendor_id"})  # fmt: skip
 
 
 def _default(value: object, path: Path, ledger: Ledger, gathered: Gathered) -> None:
     gathered.plugin_default = str(value or "")
-    ledger.carried(path, "its policy is for every node without a label that chooses another one" if value else "empty")
+    ledger.carried(path, "its policy applies to nodes without a label" if value else "empty")
 
 
 def _affinity(value: object, path: Path, ledger: Ledger, _gathered: Gathered) -> None:
     if _keys(value) <= _PRESENT:
-        ledger.carried(path, "nodes.gpuLabels of the chart are these labels of nodes with GPUs")
+        ledger.carried(path, "nodes.gpuLabels of the chart contains these labels")
     else:
-        ledger.lost(path, "write its expressions into nodes.expressions of the chart's values, which all have to hold")
+        ledger.lost(
+            path, "copy its expressions to nodes.expressions of the chart's values, which are combined with AND"
+        )
 
 
 def _keys(value: object) -> set[str]:
@@ -325,7 +333,7 @@ CHART_VALUES: Final[Rules] = {
     "config.name": NAMED,
     "config.map": INLINE,
     "config.default": _default,
-    "config.fallbackStrategies": (CHANGED, "a node without a label gets the default, or the config that is alone"),
+    "config.fallbackStrategies": (CHANGED, "a node without a label gets the default or the only config"),
     "compatWithCPUManager": (CARRIED, "the kubelet's CPU manager does not change the devices of claims"),
     "migStrategy": mig_strategy((CARRIED, "empty: the default")),
     **{name: unless_empty(FLAGS[name]) for name in ("failOnInitError", "gdrcopyEnabled", "gdsEnabled", "mofedEnabled")},
@@ -333,15 +341,13 @@ CHART_VALUES: Final[Rules] = {
     **{name: unless_empty(FLAGS[f"plugin.{name}"]) for name in ("deviceListStrategy", "deviceIDStrategy")},
     **dict.fromkeys(OVERRIDES, unless_empty((LOST, _HELM))),
     "allowDefaultNamespace": (LOST, _HELM),
-    "imagePullSecrets": unless_empty(
-        (LOST, "of the registry of the device plugin's image; imagePullSecrets of the chart are for its own image")
-    ),
-    "image": (LOST, "the device plugin's image, which this driver does not use"),
+    "imagePullSecrets": unless_empty((LOST, "applies to the registry of the device plugin's image")),
+    "image": (LOST, "the device plugin's image"),
     "updateStrategy": SURGE,
     "podAnnotations": to_value("node", "podAnnotations"),
     "podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
-    "securityContext": unless_empty((LOST, "node.privileged of the chart is the choice; see the preset unprivileged")),
-    "resources": unless_empty((LOST, "the chart's own are measured; node.resources changes them")),
+    "securityContext": unless_empty((LOST, "use node.privileged of the chart; see the preset unprivileged")),
+    "resources": unless_empty((LOST, "the chart has measured defaults; override with node.resources")),
     "nodeSelector.*": to_value("nodes", "selector", "{key}"),
     "nodeSelector": NOTHING,
     "affinity": _affinity,
@@ -351,16 +357,16 @@ CHART_VALUES: Final[Rules] = {
         (CHANGED, "not needed: the node process reads the driver's libraries on the host")
     ),
     "devicePlugin.enabled": switch(
-        (CHANGED, "keep it off the nodes that are given to this driver, and uninstall it at the end"), OFF
+        (CHANGED, "keep it off nodes of this driver; uninstall it when all nodes are migrated"), OFF
     ),
-    "devicePlugin.enableHostNetwork": switch((LOST, "the node process is in no host network")),
+    "devicePlugin.enableHostNetwork": switch((LOST, "the node process does not use the host network")),
     "gfd": (LOST, _GFD),
     "nfd": NFD,
     "mps.root": MPS_FOLDER,
-    "mps.enableHostPID": (CARRIED, "the MPS host has the host's process ids"),
-    "mps.enableHostNetwork": switch((LOST, "the MPS host is in no host network")),
+    "mps.enableHostPID": (CARRIED, "the MPS host uses the host's PID namespace"),
+    "mps.enableHostNetwork": switch((LOST, "the MPS host does not use the host network")),
     "cdi.nvidiaHookPath": _hook,
-    "cdi.featureFlags": unless_empty((LOST, "features of NVIDIA's CDI generator, which this driver does not use")),
+    "cdi.featureFlags": unless_empty((LOST, "applies to NVIDIA's CDI generator, which this driver does not use")),
     "global": NOT_USED,
 }
 CHART_VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in CHART_VALUES)
@@ -389,6 +395,6 @@ def translate_daemonset(document: InputDocument, gathered: Gathered) -> tuple[Mi
         arguments(container, path, ledger, gathered)
     ledger.changed(
         ("kind",),
-        "remove it when every node is given to this driver; before, keep it off the nodes that are given to it",
+        "keep it off nodes of this driver; remove it when all nodes are migrated",
     )
     return ledger.close(LOST, _GONE)

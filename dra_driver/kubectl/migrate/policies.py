@@ -1,7 +1,7 @@
-"""GpuPolicies and DeviceClasses from configs of the device plugin and layouts of mig-parted.
+"""Create GpuPolicies and DeviceClasses from device plugin configs and mig-parted layouts.
 
-Of the policies that match a GPU only the one of the highest priority applies. So if a layout leaves GPUs whole that a
-config shares, their policies are joined.
+Only the matching policy with the highest priority applies to a GPU. If a layout keeps GPUs whole and a config shares
+them, both policies are merged.
 """
 
 import re
@@ -44,8 +44,7 @@ from dra_driver.kubectl.migrate.resources import (
 _ENTRY: Final = frozenset({"device-filter", "devices", "mig-enabled", "mig-devices"})
 _PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb(?:[+-][a-z.]+(?:,[a-z.]+)*)?")
 _MINORS: Final = (
-    "became select.minors of the policy: N of /dev/nvidiaN, which is NVML's index unless the kernel numbers the devices"
-    " in another order; compare with `nvidia-smi -q`"
+    "became select.minors of the policy: N of /dev/nvidiaN, by default NVML's index; compare with `nvidia-smi -q`"
 )
 _DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
 
@@ -56,7 +55,7 @@ def is_mig_parted(value: object) -> bool:
 
 # --- The config of mig-parted, version v1 (NVIDIA/mig-parted api/spec/v1/spec.go and pkg/types).
 #
-# Unknown fields are refused. Device ids such as 0x233010DE are PCI device, then vendor. GPUs are numbered as in NVML.
+# mig-parted rejects unknown fields. Device ids such as 0x233010DE are PCI device, then vendor. GPU numbers are NVML's.
 
 
 def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
@@ -68,7 +67,7 @@ def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[Migration
         raise document.error(("version",), f"expected version v1 of mig-parted's config, got {seen}")
     ledger.carried(("version",), "the version of the format")
     if unexpected := sorted(set(value) - {"version", "mig-configs"}):
-        raise document.error((unexpected[0],), f"mig-parted knows no field {unexpected[0]!r} here")
+        raise document.error((unexpected[0],), f"unknown field {unexpected[0]!r} of mig-parted")
     configs = value["mig-configs"]
     if not isinstance(configs, dict) or not configs:
         raise document.error(("mig-configs",), "expected a mapping of names to lists of GPUs")
@@ -88,7 +87,7 @@ def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> Gp
     for missing in sorted({"devices", "mig-enabled"} - set(entry)):
         raise document.error(path, f"the required field {missing} is missing")
     if unexpected := sorted(set(entry) - _ENTRY):
-        raise document.error((*path, unexpected[0]), f"mig-parted knows no field {unexpected[0]!r} here")
+        raise document.error((*path, unexpected[0]), f"unknown field {unexpected[0]!r} of mig-parted")
     enabled = entry["mig-enabled"]
     if not isinstance(enabled, bool):
         raise document.error((*path, "mig-enabled"), "expected true or false")
@@ -98,7 +97,7 @@ def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> Gp
     if not usable:
         for key in ("mig-enabled", "mig-devices"):
             if key in entry:
-                ledger.lost((*path, key), "without a product that is known, its policy would be for all GPUs")
+                ledger.lost((*path, key), "unknown product: its policy would apply to all GPUs")
         return None
     _note_profiles(entry, path, dns_name(f"mig-{name}"), profiles, ledger)
     return GpuLayout(minors=minors, products=products, profiles=profiles)
@@ -108,16 +107,16 @@ def _profiles(document: InputDocument, path: Path, enabled: bool) -> dict[str, i
     place = (*path, "mig-devices")
     devices = at(document.value, *place)
     if enabled and devices is None:
-        raise document.error(path, "the required field mig-devices is missing where mig-enabled is true")
+        raise document.error(path, "the required field mig-devices is missing: mig-enabled is true")
     if devices is not None and not isinstance(devices, dict):
         raise document.error(place, "expected a mapping of profiles to counts")
     for profile, count in (devices or {}).items():
         if not _PROFILE.fullmatch(str(profile)):
-            raise document.error((*place, profile), f"{str(profile)[:40]!r} is no MIG profile")
+            raise document.error((*place, profile), f"{str(profile)[:40]!r} is not a MIG profile")
         if not _is_count(count, most=64):
             raise document.error((*place, profile), f"expected a count from 0 to 64, got {str(count)[:40]!r}")
     if not enabled and devices:
-        raise document.error(place, "MIG devices where mig-enabled is false")
+        raise document.error(place, "MIG devices need mig-enabled: true")
     if devices and not any(devices.values()):
         raise document.error(place, "all counts are 0")
     return {str(key): count for key, count in devices.items() if count} if enabled and devices is not None else None
@@ -132,15 +131,15 @@ def _products(document: InputDocument, path: Path, ledger: Ledger) -> tuple[tupl
     place: Path = (*path, "device-filter")
     ids = {(*place, index): each for index, each in enumerate(wanted)} if isinstance(wanted, list) else {place: wanted}
     if not all(isinstance(each, str) for each in ids.values()):
-        raise document.error(place, f"expected PCI ids as texts, got {str(wanted)[:40]}")
+        raise document.error(place, f"expected PCI ids as strings, got {str(wanted)[:40]}")
     known = {model.pci_device_id: model.product_name for model in catalog.models().values()}
     found: list[str] = []
     for place, each in ids.items():
         match = _DEVICE_ID.fullmatch(str(each))
         product = known.get(int(match[1], 16)) if match else None
         if product is None:
-            ledger.lost(place, f"no board of the catalog has the PCI id {str(each)[:40]}; add its product name, as"
-                               " nvidia-smi -L prints it, to select.productNames of the policy")  # fmt: skip
+            ledger.lost(place, f"unknown PCI id {str(each)[:40]}; add the product name that nvidia-smi -L prints"
+                               " to select.productNames of the policy")  # fmt: skip
         else:
             found.append(product)
             ledger.carried(place, f"became select.productNames {product!r} of the policy")
@@ -151,7 +150,7 @@ def _minors(document: InputDocument, path: Path, ledger: Ledger) -> tuple[int, .
     place = (*path, "devices")
     devices = at(document.value, *place)
     if devices == "all":
-        ledger.carried(place, "the policy is for all of these GPUs")
+        ledger.carried(place, "the policy applies to all these GPUs")
         return None
     if not isinstance(devices, list) or len(devices) > 64 or not all(_is_count(each, most=255) for each in devices):
         raise document.error(place, f"expected all or a list of GPU indexes, got {str(devices)[:40]!r}")
@@ -167,23 +166,23 @@ def _note_profiles(
     entry: dict[str, object], path: Path, policy: str, profiles: Mapping[str, int] | None, ledger: Ledger
 ) -> None:
     if profiles is None:
-        ledger.carried((*path, "mig-enabled"), f"became policy {policy}: whole GPUs alone (forms.migProfiles: [])")
+        ledger.carried((*path, "mig-enabled"), f"became policy {policy}: only whole GPUs (forms.migProfiles: [])")
         if "mig-devices" in entry:
-            ledger.carried((*path, "mig-devices"), "empty: there is nothing to carry over")
+            ledger.carried((*path, "mig-devices"), "empty")
         return
-    text = f"became policy {policy}: the GPU is cut when claims come, and restored; no layout is kept"
+    text = f"became policy {policy}: partitions are created on demand and deleted after use"
     ledger.changed((*path, "mig-enabled"), text)
     if not entry["mig-devices"]:
-        ledger.carried((*path, "mig-devices"), "none: the policy offers these GPUs to no claim (availability: Hidden)")
+        ledger.carried((*path, "mig-devices"), "none: the policy hides these GPUs (availability: Hidden)")
     for profile, count in mapping_at(entry, "mig-devices").items():
         place = (*path, "mig-devices", profile)
         if re.match(r"[1-9]c\.", str(profile)):
-            ledger.lost(place, "this driver makes no compute instance that is smaller than its GPU instance")
+            ledger.lost(place, "compute instances smaller than their GPU instance are not supported")
         elif not count:
             ledger.carried(place, "none of this profile")
         else:
-            text = f"became forms.migProfiles of policy {policy} and a DeviceClass; as many as claims ask for and fit"
-            ledger.changed(place, f"{text}, where there were {count}")
+            text = f"became forms.migProfiles of policy {policy} and a DeviceClass; claims determine the number"
+            ledger.changed(place, f"{text}, instead of {count}")
 
 
 MANAGER: Final = "dra-driver-migrate"
@@ -192,11 +191,11 @@ MANAGER: Final = "dra-driver-migrate"
 def known_resources(gathered: Gathered, driver: str) -> KnownResources:
     """Return the meaning of resource names under the gathered configurations.
 
-    If only some of several configs share a resource, the default config decides, without one it is a whole GPU; a pod's
-    labels take precedence.
+    If only some configs share a resource, the default config decides; without one it is a whole GPU. A pod's labels
+    take precedence.
     """
     found: dict[str, ResourceMeaning] = {}
-    # The default config comes first, and the first meaning of a name stays.
+    # The default config comes first: the first meaning of a name applies.
     configs = sorted(gathered.plugin_configs.values(), key=lambda config: config.name != gathered.default_config)
     decisive = configs[:1] if configs and configs[0].name == gathered.default_config else configs
     everywhere = bool(configs) and all(map(_shares_gpus, decisive))
@@ -216,15 +215,15 @@ def known_resources(gathered: Gathered, driver: str) -> KnownResources:
 
 
 def ambiguity(gathered: Gathered) -> str:
-    """Return a message if ``nvidia.com/gpu`` is a share under some configs and a GPU under others, else ""."""
+    """Return a message if only some configs define ``nvidia.com/gpu`` as a share, else ""."""
     shared = sorted(name for name, config in gathered.plugin_configs.items() if _shares_gpus(config))
     whole = sorted(set(gathered.plugin_configs) - set(shared))
     if not shared or not whole:
         return ""
     chosen = "a share" if gathered.default_config in shared else "a whole GPU"
     return (
-        f"nvidia.com/gpu is a share under the configs {', '.join(shared)} and a GPU under {', '.join(whole)}: pods"
-        f" whose product label does not say which (-SHARED) became claims for {chosen}; look at each"
+        f"nvidia.com/gpu is a share in the configs {', '.join(shared)} and a GPU in {', '.join(whole)}: pods"
+        f" without a product label became claims for {chosen}; check each pod"
     )
 
 
@@ -235,7 +234,7 @@ def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
 
 
 def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
-    """Return classes for profiles, as `kubectl dra classes` keeps them, and for renamed resources."""
+    """Return classes for profiles, as `kubectl dra classes` creates them, and for renamed resources."""
     entries = [entry for layout in gathered.layouts.values() for entry in layout.entries]
     profiles = {profile for entry in entries for profile in entry.profiles or ()} | set(asked_for)
     made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles) if "c." not in each]
@@ -280,12 +279,12 @@ API: Final = "gpu.dra-driver.io/v1alpha1"
 _MOST_PATTERNS: Final = 32
 _DEFAULT_PRIORITY, _NAMED_PRIORITY = 0, 10
 _LAYOUT_PRIORITY: Final = 20
-"""Added for layouts: whether a GPU is cut is stronger than how it is shared."""
+"""Added for layouts: partitioning takes precedence over sharing."""
 _JOINED_PRIORITY: Final = 50
 
 
 class PolicyDraft(Struct, frozen=True, kw_only=True):
-    """A policy before it is written. ``nodes`` are names, None for all nodes; ``label`` selected them before."""
+    """A policy to write. ``nodes`` are names, None for all nodes; ``label`` selected them before."""
 
     name: str
     priority: int
@@ -301,8 +300,8 @@ class PolicyDraft(Struct, frozen=True, kw_only=True):
 
 
 def drafts(gathered: Gathered) -> list[PolicyDraft]:
-    """Return the policies of all configs and layouts, those of layouts joined with the sharing of the same nodes."""
-    # The strategy of a ClusterPolicy or of the chart's values is for nodes without a config, too.
+    """Return the policies of all configs and layouts; layouts are merged with the sharing of the same nodes."""
+    # The strategy of a ClusterPolicy or of chart values also applies to nodes without a config.
     configs = list(gathered.plugin_configs.values()) or [PluginConfig(name="")]
     shared = [draft for config in configs for draft in _of_config(config, gathered)]
     joined: list[PolicyDraft] = []
@@ -328,7 +327,7 @@ def objects(found: Sequence[PolicyDraft]) -> list[dict[str, object]]:
 
 
 def needs_names(draft: PolicyDraft) -> bool:
-    """Return whether the nodes are unknown, so that the policy matches none until their names are written into it."""
+    """Return whether the nodes are unknown: the policy matches no node until it has their names."""
     return draft.nodes == ()
 
 
@@ -353,7 +352,7 @@ def _of_config(config: PluginConfig, gathered: Gathered) -> Iterator[PolicyDraft
 def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> Iterator[PolicyDraft]:
     everywhere = name == gathered.mig_default
     nodes = None if everywhere else gathered.nodes_with(MIG_LABEL, name)
-    # Of several entries for one GPU the last one counts in mig-parted.
+    # mig-parted uses the last of several entries for one GPU.
     for index, entry in enumerate(entries):
         profiles = None if entry.profiles is None else tuple(each for each in entry.profiles if "c." not in each)
         yield PolicyDraft(
@@ -370,7 +369,7 @@ def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> I
 
 
 def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDraft]:
-    """Return the draft, and one for each way of sharing of some of its nodes; whole GPUs stay shared."""
+    """Return the draft, and a draft for each sharing config of some of its nodes; whole GPUs stay shared."""
     found = [draft]
     for config in shared:
         if not config.strategy or needs_names(config):
@@ -389,7 +388,7 @@ def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDra
 def _object(draft: PolicyDraft) -> dict[str, object]:
     select: dict[str, object] = {}
     if draft.nodes is not None:
-        # No node has such a name: until names are known, the policy is for none.
+        # No node has such a name: the policy matches none until the user adds names.
         select["nodeNames"] = list(draft.nodes) or [f"NODES WITH {draft.label}"[:128]]
     if draft.minors is not None:
         select["minors"] = list(draft.minors)

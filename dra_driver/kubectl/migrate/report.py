@@ -31,21 +31,19 @@ def summary(translation: Translation) -> str:
 
 
 def as_text(translation: Translation) -> str:
-    """Return the report with the most urgent notes first. Names and values of inputs cannot begin a line or reach the
-    terminal raw.
-    """
-    lines = [f"cannot be read: {problem}" for problem in translation.problems]
+    """Return the report, most urgent notes first. Names and values of inputs are escaped."""
+    lines = [f"cannot read: {problem}" for problem in translation.problems]
     for outcome in _ORDER:
         notes = [note for note in translation.notes if note.outcome is outcome]
         if notes:
             lines += ["", f"{outcome.upper()} ({len(notes)})", *_by_document(notes)]
     if translation.hints:
-        lines += ["", "BEFORE YOU APPLY IT", *(f"  - {hint}" for hint in translation.hints)]
+        lines += ["", "BEFORE APPLYING", *(f"  - {hint}" for hint in translation.hints)]
     return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
 
 
 def as_json(translation: Translation) -> dict[str, object]:
-    """Fields may be added, but are never renamed."""
+    """Return the JSON report. Fields are never renamed."""
     return {
         "schemaVersion": SCHEMA_VERSION,
         "summary": {str(outcome): count for outcome, count in counts(translation).items()},

@@ -1,4 +1,4 @@
-"""Meaning of extended resources such as nvidia.com/gpu, and the ResourceClaimTemplates that replace them."""
+"""Resolve extended resources such as nvidia.com/gpu, and create the ResourceClaimTemplates that replace them."""
 
 import hashlib
 import json
@@ -20,17 +20,17 @@ from dra_driver.kubectl.migrate.node_terms import NodeTerms
 GPU: Final = "nvidia.com/gpu"
 SHARED: Final = ".shared"
 MOST: Final = 32
-"""Devices of a claim (resource/v1 types.go, AllocationResultsMaxSize)."""
+"""Maximum devices of a claim (resource/v1 types.go, AllocationResultsMaxSize)."""
 _PROFILE: Final = re.compile(r"nvidia\.com/mig-([0-9]+g\.[0-9]+gb(?:[.-][a-z.]+)?)")
 _COMPUTE: Final = re.compile(r"nvidia\.com/mig-[0-9]+c\..*")
 
 
 class NoDeviceError(Exception):
-    """No device of this driver corresponds to the resource; the message is the reason."""
+    """This driver has no equivalent device for the resource; the message is the reason."""
 
 
 class ResourceMeaning(Struct, frozen=True, kw_only=True):
-    """Meaning of one unit of a resource. ``strategy`` and ``replicas`` (units of each GPU) are of a share."""
+    """Meaning of one unit of a resource. ``strategy`` and ``replicas`` (units per GPU) apply to shares."""
 
     form: DeviceForm
     device_class: str
@@ -47,14 +47,14 @@ class KnownResources(Struct, frozen=True, kw_only=True):
     of: Mapping[str, ResourceMeaning] = field(default_factory=dict)
 
     def meaning(self, resource: str, spec: object) -> ResourceMeaning:
-        """Return what ``resource`` was to a pod with ``spec``, whose labels take precedence. Raises NoDeviceError."""
+        """Return the meaning of ``resource`` for a pod; labels in ``spec`` take precedence. Raises NoDeviceError."""
         said = said_by_labels(spec)
         base = resource.removesuffix(SHARED)
         if resource.startswith(f"{GPU[:-3]}mig-"):
             return self._partition(resource)
         known = self.of.get(resource)
         if base != GPU and known is None:
-            raise NoDeviceError(f"{resource} is no resource of whole GPUs, MIG devices or shares of GPUs")
+            raise NoDeviceError(f"{resource} is not a resource for whole GPUs, MIG devices or GPU shares")
         if said is not None and said.profile and resource == GPU:
             return replace(partition_meaning(said.profile, self.driver), form=replace(said, single=True))
         if resource.endswith(SHARED) or (said is not None and said.form == "share"):
@@ -64,13 +64,13 @@ class KnownResources(Struct, frozen=True, kw_only=True):
 
     def _partition(self, resource: str) -> ResourceMeaning:
         if resource.endswith(SHARED):
-            raise NoDeviceError("this driver shares whole GPUs among claims and no MIG devices; a claim for a smaller"
-                                " profile is the nearest")  # fmt: skip
+            raise NoDeviceError("this driver shares whole GPUs, not MIG devices; use a claim for a smaller"
+                                " profile")  # fmt: skip
         if _COMPUTE.fullmatch(resource):
-            raise NoDeviceError("this driver makes no compute instance that is smaller than its GPU instance")
+            raise NoDeviceError("compute instances smaller than their GPU instance are not supported")
         found = _PROFILE.fullmatch(resource)
         if found is None:
-            raise NoDeviceError(f"{resource} names no MIG profile")
+            raise NoDeviceError(f"{resource} does not name a MIG profile")
         return partition_meaning(plus(found[1]), self.driver)
 
 
@@ -88,7 +88,7 @@ def class_name(profile: str, driver: str) -> str:
 
 
 def said_by_labels(spec: object) -> DeviceForm | None:
-    """Return the form that a pod's product labels name by their suffix; None if they name none or several."""
+    """Return the form in the suffix of a pod's product labels; None without exactly one form."""
     said = set()
     for key, value in _required_labels(spec):
         if key == f"{GPU}.product":
@@ -110,14 +110,14 @@ def _required_labels(spec: object) -> Iterable[tuple[str, str]]:
 
 
 def amount(value: object) -> int:
-    """Return the number of devices. Raises NoDeviceError unless it is a whole number from 0 to 32."""
+    """Return the number of devices. Raises NoDeviceError unless it is an integer from 0 to 32."""
     try:
         found = Quantity.parse(str(value)).as_int()
     except ValueError as error:
-        hint = "; a template must be rendered first" if "{{" in str(value) else ""
-        raise NoDeviceError(f"expected a whole number of devices, got {str(value)[:40]!r}{hint}") from error
+        hint = "; render the template first" if "{{" in str(value) else ""
+        raise NoDeviceError(f"expected an integer number of devices, got {str(value)[:40]!r}{hint}") from error
     if not 0 <= found <= MOST:
-        raise NoDeviceError(f"a claim has {MOST} devices at most, got {found}")
+        raise NoDeviceError(f"a claim has at most {MOST} devices, got {found}")
     return found
 
 
@@ -127,7 +127,7 @@ _PERCENT, _LEAST_MIB, _MOST_MIB = 3, 256, 1024
 
 
 class MemoryKnowledge(Struct, frozen=True, kw_only=True):
-    """Memory of a GPU: ``said_mib`` by the user (0 if not), ``least_mib`` of the nodes among the inputs."""
+    """Memory of a GPU: ``said_mib`` from the user (0 if unset), ``least_mib`` of the input nodes."""
 
     said_mib: int = 0
     least_mib: int = 0
@@ -139,7 +139,7 @@ class MemoryKnowledge(Struct, frozen=True, kw_only=True):
 
 
 def shareable(total_mib: int) -> int:
-    """Return what a policy with MPS publishes of ``total_mib`` if the driver reports no reserve."""
+    """Return the published part of ``total_mib`` with MPS if the driver reports no reserve."""
     reserve = min(max(total_mib * _PERCENT // 100, _LEAST_MIB), _MOST_MIB) + _MPS_SERVER_MIB
     return max(2, total_mib - min(reserve, total_mib // 2))
 
@@ -159,7 +159,7 @@ _MIB: Final = 2**20
 
 
 class DeviceWish(Struct, frozen=True, kw_only=True):
-    """``count`` units of a resource for one request of a claim; ``memory_mib`` is of one whole GPU, for shares."""
+    """``count`` units of a resource for one request; for shares, ``memory_mib`` of the whole GPU."""
 
     meaning: ResourceMeaning
     count: int
@@ -174,7 +174,7 @@ class DeviceWish(Struct, frozen=True, kw_only=True):
 
 
 class TemplateBook(Struct):
-    """Templates of a run, by namespace and content, and the requested MIG profiles."""
+    """Created templates, by namespace and content, and the requested MIG profiles."""
 
     profiles: set[str] = field(default_factory=set)
     _made: dict[tuple[str, str], dict[str, object]] = field(default_factory=dict)
@@ -213,14 +213,14 @@ def request(name: str, wish: DeviceWish, terms: NodeTerms, driver: str) -> dict[
 
 
 def share_percent(replicas: int, count: int = 1) -> int:
-    """Return the compute of ``count`` of the equal parts that the device plugin's MPS gives to clients, at least 1."""
+    """Return the compute percent of ``count`` of the equal parts of the device plugin's MPS clients, at least 1."""
     return max(1, names.ALL_PERCENT * count // max(1, replicas))
 
 
 def share_amounts(wish: DeviceWish) -> dict[str, str]:
-    """Return the consumption of a share: as much as the device plugin's replicas stood for.
+    """Return the consumption of a share, equivalent to the device plugin's replicas.
 
-    Time-slicing replicas have no memory, so a share requests the minimum, and the policy's ``maxShares`` bounds their
+    Time-slicing replicas have no memory: a share requests the minimum, and the policy's ``maxShares`` limits their
     number. A client of the plugin's MPS has an equal part of memory and compute.
     """
     amounts = {names.MEMORY: "1Mi"}
@@ -248,7 +248,7 @@ def _exactly(wish: DeviceWish, conditions: Sequence[str]) -> dict[str, object]:
 
 
 def _inherent(meaning: ResourceMeaning, driver: str) -> list[str]:
-    """Return conditions that the resource implies: a share must not take a GPU that is not shared."""
+    """Return the implied conditions: a share requires a shared GPU."""
     if meaning.selector:
         return [meaning.selector]
     if meaning.form.form != "share":
@@ -259,7 +259,7 @@ def _inherent(meaning: ResourceMeaning, driver: str) -> list[str]:
 
 
 def _name(wishes: Sequence[DeviceWish], requests: Sequence[dict[str, object]]) -> str:
-    """Return the words if they say all; otherwise add a part of the content's hash, the same in each run."""
+    """Return the words if they are unambiguous; otherwise append a stable part of the content's hash."""
     first = wishes[0]
     words = first.words if len(wishes) == 1 else f"gpus-{len(wishes)}"
     if len(wishes) == 1 and "exactly" in requests[0] and first.meaning.strategy != "MPS" and not first.meaning.selector:

@@ -1,4 +1,4 @@
-"""Translate all inputs: configurations first, then the objects that depend on them."""
+"""Translate all inputs: first configurations, then dependent objects."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -45,11 +45,11 @@ from dra_driver.kubectl.migrate.workloads import PodOptions
 
 # --- Configs in ConfigMaps and in values of a chart.
 #
-# The device plugin's ConfigMap has a config for each key, which the node label nvidia.com/device-plugin.config names.
-# mig-parted's has one file with all layouts; the node label nvidia.com/mig.config names the layout.
+# The node label nvidia.com/device-plugin.config names a key of the device plugin's ConfigMap. mig-parted's ConfigMap
+# has one file with all layouts; the node label nvidia.com/mig.config names the layout.
 
 ReadText = Callable[[str, str], Sequence[InputDocument]]
-"""Reads the documents of a text that is in another document; the second argument says where."""
+"""Read the documents of a text in another document; the second argument is its place."""
 _INLINE: Final = (("config", "map"), ("devicePlugin", "config", "data"), ("migManager", "config", "data"))
 _MARKS: Final = ("mig-configs:", "sharing:", "migStrategy", "flags:", '"sharing"', '"mig-configs"', '"flags"')
 
@@ -63,12 +63,12 @@ def contents(
         return [], untouched(document)
     ledger = Ledger(document)
     for key, _ in found:
-        ledger.carried(("data", key), "read as a configuration; its fields follow")
-    return found, ledger.close(CARRIED, "stays as it is, for the nodes of the device plugin")
+        ledger.carried(("data", key), "read as a configuration; its fields are listed separately")
+    return found, ledger.close(CARRIED, "unchanged, for the nodes of the device plugin")
 
 
 def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
-    return Ledger(document).close(CARRIED, "stays as it is and is not printed: it asks for no GPU")
+    return Ledger(document).close(CARRIED, "unchanged and not printed: it requests no GPU")
 
 
 def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, InputDocument]]:
@@ -82,7 +82,7 @@ def translate_config(document: InputDocument, key: str, gathered: Gathered) -> t
 
 
 def translate_file(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """Translate a config of the device plugin that is a file: no label chooses it, so it is for all nodes."""
+    """Translate a device plugin config from a file. It applies to all nodes: no label selects it."""
     stem = PurePath(document.source).stem
     name = stem if stem.isprintable() and stem not in {"", "-", "<stdin>"} else "config"
     gathered.standalone.add(name)
@@ -92,7 +92,7 @@ def translate_file(document: InputDocument, gathered: Gathered) -> tuple[Migrati
 def _read(document: InputDocument, path: Sequence[str], read_text: ReadText) -> list[tuple[str, InputDocument]]:
     found = []
     for key, text in mapping_at(document.value, *path).items():
-        if isinstance(text, dict):  # values may have a mapping in place of a text
+        if isinstance(text, dict):  # values may contain a mapping instead of a text
             found.append((key, replace(document, value=text, lines={}, inside=f"{'.'.join(path)}.{key}")))
             continue
         if not isinstance(text, str) or not any(mark in text for mark in _MARKS):
@@ -109,7 +109,7 @@ _OPERATOR_GROUP: Final = "nvidia.com/"
 
 
 def format_of(document: InputDocument) -> str:
-    """Return the format's name. Raises ConfigurationError for an unknown format."""
+    """Return the name of the format. Raises ConfigurationError if it is unknown."""
     value = document.value
     if not isinstance(value, dict):
         seen = "nothing" if value is None else "a list" if isinstance(value, list) else f"the text {str(value)[:40]!r}"
@@ -133,8 +133,8 @@ def format_of(document: InputDocument) -> str:
         return "operator-values"
     shown = ", ".join(str(key)[:30] for key in list(value)[:5])
     raise ConfigurationError(
-        f"{document.place}: a format that is not known (it begins with {shown}); expected Kubernetes objects, a config"
-        " of the device plugin or of mig-parted, or the values of the device plugin's or the GPU Operator's chart"
+        f"{document.place}: unknown format (it begins with {shown}); expected Kubernetes objects, a device plugin or"
+        " mig-parted config, or values of the device plugin's or the GPU Operator's chart"
     )
 
 
@@ -143,7 +143,7 @@ def _format_of_object(document: InputDocument) -> str:
     if document.kind == "ClusterPolicy" and version.startswith(_OPERATOR_GROUP):
         if version != "nvidia.com/v1":
             raise ConfigurationError(
-                f"{document.place}: ClusterPolicy of {version[:40]} is not known; expected nvidia.com/v1"
+                f"{document.place}: unknown ClusterPolicy version {version[:40]}; expected nvidia.com/v1"
             )
         return "cluster-policy"
     if version.startswith(_OPERATOR_GROUP):
@@ -166,13 +166,13 @@ def items(document: InputDocument) -> Iterator[InputDocument]:
             continue
         count += len(inside)
         if count > _MOST_ITEMS:
-            raise ConfigurationError(f"{document.place}: a list of more than {_MOST_ITEMS} objects; split it")
+            raise ConfigurationError(f"{document.place}: the list exceeds {_MOST_ITEMS} objects; split it")
         # One pass over the lines, as lists have thousands of items.
         lines: defaultdict[object, dict[Path, int]] = defaultdict(dict)
         for path, line in each.lines.items():
             if path[:1] == ("items",) and path[1:]:
                 lines[path[1]][path[2:]] = line
-        # A typed list has kind and version once; in a plain List every item has them.
+        # A typed list has kind and version once; a plain List has them per item.
         usual = {"apiVersion": each.api_version, "kind": kind} if (kind := each.kind.removesuffix("List")) else {}
         for index, item in reversed(list(enumerate(inside))):
             value = {**usual, **item} if isinstance(item, dict) and "kind" not in item else item
@@ -181,42 +181,37 @@ def items(document: InputDocument) -> Iterator[InputDocument]:
 
 
 _ODD: Final = (AttributeError, TypeError, KeyError, IndexError, ValueError)
-"""What a value of an unexpected type leads to: lists for mappings, numbers for texts."""
+"""Errors caused by values of an unexpected type."""
 _TABLES = {"operator-values": VALUES, "plugin-values": CHART_VALUES, "dra-driver-values": DRA_DRIVER_VALUES}
 _OPERATOR: Final = {
-    "NVIDIADriver": "the GPU Operator goes on installing the NVIDIA driver",
-    "GPUCluster": "it deploys NVIDIA's own DRA driver, which has this driver's name: one of the two on a node",
+    "NVIDIADriver": "the GPU Operator continues to install the NVIDIA driver",
+    "GPUCluster": "it deploys NVIDIA's DRA driver, which has the same driver name: run only one of them on a node",
 }
-_OTHER_OPERATOR: Final = "an object of the GPU Operator, which goes on with it beside this driver"
-_NODE: Final = "read: its labels say which configuration it has; it stays as it is"
+_OTHER_OPERATOR: Final = "the GPU Operator continues to use this object"
+_NODE: Final = "unchanged; its labels select its configuration"
 _TOLERATIONS: Final = (
-    "Kubernetes adds a toleration for the taint nvidia.com/gpu to pods with that extended resource where its admission"
-    " plugin ExtendedResourceToleration is on, and to no pod with a claim: podToleration.enabled of the chart does"
+    "the admission plugin ExtendedResourceToleration adds a toleration for the taint nvidia.com/gpu only to pods with"
+    " that extended resource; for pods with claims, set podToleration.enabled of the chart"
 )
-_LABELS_KEPT: Final = (
-    "labels of GPU Feature Discovery: pods that keep them stay pending on nodes where GPU Feature Discovery does"
-    " not run"
-)
-_COMMENTS: Final = "comments of the workloads are lost, and anchors are written out"
+_LABELS_KEPT: Final = "labels of GPU Feature Discovery: such pods stay pending on nodes without it"
+_COMMENTS: Final = "comments of the workloads are lost, and anchors are expanded"
 _KEPT_COSTS: Final = (
-    "Kubernetes 1.36 or the feature gate DRAExtendedResource is needed; such a pod cannot select by attributes of"
-    " devices, so labels of GPU Feature Discovery stay necessary; it cannot have a share; and a taint of a broken GPU"
-    " evicts it only by this driver's controller (eviction.enabled)"
+    "They need Kubernetes 1.36 or the feature gate DRAExtendedResource, and labels of GPU Feature Discovery to select"
+    " devices. They cannot use shares. Only this driver's controller evicts them from unhealthy GPUs (eviction.enabled)"
 )
 _CLUSTER_POLICY: Final = {
-    **dict.fromkeys(("apiVersion", "kind", "metadata"), "identifies the object; it is not carried to another object"),
+    **dict.fromkeys(("apiVersion", "kind", "metadata"), "identifies the object"),
     "status": "the GPU Operator writes it",
 }
 
 
 ApiObject = dict[str, Any]
-"""An object or the chart's values, as they are printed."""
+"""A printed object, or the chart's values."""
 
 
 class MigrateOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the DRA driver. ``keep``: pods that can run unchanged stay. ``gpu_memory_mib`` is of a shared GPU,
-    or 0.
-    """
+    """``driver`` is the DRA driver. ``keep``: do not change pods that can run unchanged.
+    ``gpu_memory_mib`` is of a shared GPU, or 0."""
 
     driver: str = "gpu.nvidia.com"
     keep: bool = False
@@ -243,7 +238,7 @@ class Translation(Struct):
 
 
 def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_text: ReadText) -> Translation:
-    """Translate all documents. One that cannot be read becomes a problem; the others are translated."""
+    """Translate all documents. An unreadable document becomes a problem."""
     found, gathered = Translation(), Gathered()
     later: list[tuple[str, InputDocument]] = []
     for document in documents:
@@ -283,8 +278,8 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
 
 def _odd(document: InputDocument, error: Exception) -> str:
     return (
-        f"{document.place}: {document.label}: a field has another type than its format says ({type(error).__name__}:"
-        f" {str(error)[:80]}); `kubectl apply --dry-run=server` names it"
+        f"{document.place}: {document.label}: a field has an unexpected type ({type(error).__name__}:"
+        f" {str(error)[:80]}). Run `kubectl apply --dry-run=server` to find it"
     )
 
 
@@ -350,12 +345,12 @@ def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation
     hints += [found_ambiguity] if (found_ambiguity := ambiguity(gathered)) and found.templates else []
     everywhere = [draft.name for draft in drafts if draft.nodes is None and not draft.priority]
     if everywhere[1:]:
-        hints.append(f"{' and '.join(everywhere)} are each for every GPU and contradict each other: keep one of them")
+        hints.append(f"{' and '.join(everywhere)} conflict: each applies to all GPUs; keep one of them")
     unknown = sum(policies.needs_names(draft) for draft in drafts)
     if unknown:
         hints.append(
-            f"{unknown} policies are for nodes with a label, which are not known: they match no node until their"
-            " names are in select.nodeNames. Add `kubectl get nodes -o yaml` to the inputs, or use --from-cluster"
+            f"{unknown} policies select nodes by a label and match no node yet: add node names to select.nodeNames,"
+            " or add `kubectl get nodes -o yaml` to the inputs, or use --from-cluster"
         )
     if any(value.get("kind") not in {"ResourceQuota", "LimitRange"} for _, value in found.workloads):
         hints += [_TOLERATIONS, _COMMENTS]
@@ -363,7 +358,7 @@ def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation
     if waiting:
         hints.append(f"{len(waiting)} {'workload keeps' if len(waiting) == 1 else 'workloads keep'} {_LABELS_KEPT}")
     if found.could_stay and not keep:
-        hints.append(f"{found.could_stay} workloads could stay as they are: --keep-extended-resources. {_KEPT_COSTS}")
+        hints.append(f"{found.could_stay} workloads could stay unchanged: --keep-extended-resources. {_KEPT_COSTS}")
     elif found.could_stay:
-        hints.append(f"{found.could_stay} workloads stay as they are. {_KEPT_COSTS}")
+        hints.append(f"{found.could_stay} workloads stay unchanged. {_KEPT_COSTS}")
     return hints

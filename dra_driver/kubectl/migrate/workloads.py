@@ -1,7 +1,7 @@
 """Translate pods in objects of any kind, ResourceQuotas and LimitRanges: extended resources become claims.
 
-Each container has its request in the one claim of its pod. An init container that ends before the others start names
-the request of another container if that has enough devices: the kubelet reused its devices (devicemanager)."""
+Each container has a request in its pod's claim. An init container that ends before the app containers start reuses
+another container's request with enough devices, as the kubelet reused devices (devicemanager)."""
 
 import copy
 import re
@@ -38,8 +38,7 @@ from dra_driver.kubectl.migrate.resources import (
 
 # --- Settings of a pod for NVIDIA's container runtime: RuntimeClass and environment.
 #
-# CDI sets NVIDIA_VISIBLE_DEVICES=void, so that NVIDIA's runtime, if it is the default, adds no devices. A value of the
-# pod would override that.
+# CDI sets NVIDIA_VISIBLE_DEVICES=void, so that NVIDIA's runtime adds no devices. A value of the pod would override it.
 
 _RUNTIME_CLASSES: Final = frozenset({"nvidia", "nvidia-cdi", "nvidia-legacy"})
 _ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
@@ -48,7 +47,7 @@ _ALL: Final = re.compile(r"all|[0-9,]+|GPU-.*")
 def _tidy(spec: dict[str, object], with_devices: Collection[tuple[str, int]], base: Path, ledger: Ledger) -> None:
     if spec.get("runtimeClassName") in _RUNTIME_CLASSES:
         del spec["runtimeClassName"]
-        text = "removed: the container runtime itself applies CDI, and the RuntimeClass goes with NVIDIA's toolkit"
+        text = "removed: the container runtime applies CDI without NVIDIA's RuntimeClass"
         ledger.changed((*base, "runtimeClassName"), text)
     for list_name, index in sorted(with_devices):
         container = mapping_at(spec, list_name, index)
@@ -66,21 +65,21 @@ def _note_all_gpus(spec: object, base: Path, ledger: Ledger) -> None:
             if text_at(each, "name") == "NVIDIA_VISIBLE_DEVICES" and _ALL.fullmatch(str(at(each, "value") or "")):
                 ledger.lost(
                     (*base, list_name, index, "env", number),
-                    "the container gets GPUs from NVIDIA's runtime without being allocated any; it stays as it is."
-                    " A monitor can have a claim with adminAccess instead (examples/admin-access.yaml)",
+                    "unchanged: NVIDIA's runtime injects GPUs without an allocation. Monitors can use a claim with"
+                    " adminAccess (examples/admin-access.yaml)",
                 )
 
 
 def _stays(variable: object, path: Path, ledger: Ledger) -> bool:
     name = text_at(variable, "name")
     if name == "NVIDIA_VISIBLE_DEVICES":
-        ledger.changed(path, "removed: the claim decides which GPUs the container sees")
+        ledger.changed(path, "removed: the claim selects the visible GPUs")
         return False
     if name == "NVIDIA_DRIVER_CAPABILITIES":
-        ledger.changed(path, "stays and has no effect: containers with a claim have all of the driver's libraries")
+        ledger.changed(path, "unchanged, without effect: containers with a claim get all driver libraries")
     if name.startswith("NVIDIA_REQUIRE_"):
-        ledger.changed(path, "stays and has no effect: nothing compares it with the driver; a selector on"
-                             " cudaDriverVersion or driverVersion would keep the pod off older drivers")  # fmt: skip
+        ledger.changed(path, "unchanged, without effect; to exclude older drivers, add a selector on"
+                             " cudaDriverVersion or driverVersion")  # fmt: skip
     return True
 
 
@@ -88,16 +87,16 @@ RESOURCE_PREFIX: Final = "nvidia.com/"
 _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,50}[a-z0-9])?")
 _RESOURCES: Final = ("limits", "requests")
 UNKNOWN_MEMORY: Final = (
-    "the plugin's MPS gives each replica an equal part of the GPU's memory, which is not known here; say --gpu-memory,"
-    " or add `kubectl get nodes -o yaml` to the inputs"
+    "unknown GPU memory, of which each MPS replica gets an equal part; set --gpu-memory, or add"
+    " `kubectl get nodes -o yaml` to the inputs"
 )
 
 
-_NO_LIMIT: Final = "A time-sliced replica had no limit of memory, and the share has none"
+_NO_LIMIT: Final = "Neither time-sliced replicas nor shares limit memory"
 
 
 class PodOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the name of the DRA driver. ``keep``: pods that can run unchanged stay."""
+    """``driver`` is the name of the DRA driver. ``keep``: do not change pods that can run unchanged."""
 
     driver: str
     keep: bool
@@ -106,7 +105,7 @@ class PodOptions(Struct, frozen=True, kw_only=True):
 
 
 class _Ask(Struct, frozen=True, kw_only=True):
-    """One resource of one container. ``reusable``: of an init container that ends before the others start."""
+    """One resource of one container. ``reusable``: of an init container that is not a sidecar."""
 
     list_name: str
     index: int
@@ -122,9 +121,7 @@ def _resource_names(spec: object, known: KnownResources) -> set[str]:
 
 
 def _can_stay(spec: object, options: PodOptions) -> bool:
-    """Return whether classes with an extendedResourceName can serve the pod: not shares, nor partitions under a GPU's
-    name.
-    """
+    """Return whether classes with an extendedResourceName can serve the pod: no shares or renamed partitions."""
     if any(
         _refused(container, name)
         for _, _, container in _containers(spec)
@@ -141,7 +138,7 @@ def _can_stay(spec: object, options: PodOptions) -> bool:
 def _translate_pod(
     spec: dict[str, object], base: Path, ledger: Ledger, *, namespace: str, options: PodOptions, book: TemplateBook
 ) -> bool:
-    """Change ``spec`` so that its containers have claims; note each field. Return whether it was changed."""
+    """Add claims to the containers of ``spec``; note each field. Return whether it changed."""
     asks = list(_asks(spec, base, options, ledger))
     if not asks:
         return False
@@ -160,7 +157,7 @@ def _translate_pod(
         _note(ask, request if several else "", claim, base, ledger, later=later)
     terms = NodeConditions(spec, forms, options.driver, ledger, base).take()
     wishes: dict[str, DeviceWish] = {}
-    for ask, request in requests.items():  # the one with most devices is the first of a request
+    for ask, request in requests.items():  # the largest wish of a request comes first
         wishes.setdefault(request if several else "gpu", ask.wish)
     name = book.template(namespace, wishes, terms, options.driver)
     list_in(spec, "resourceClaims").append({"name": claim, "resourceClaimTemplateName": name})
@@ -180,13 +177,13 @@ def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledg
                 count = amount(value)
                 if count == 0:
                     for place in places:
-                        ledger.carried(place, "none was asked for")
+                        ledger.carried(place, "no devices requested")
                     _forget(container, resource)
                     continue
                 wish = _wish(resource, count, spec, options)
             except NoDeviceError as error:
                 for place in places:
-                    ledger.lost(place, f"{error}; it stays as it is, and only a device plugin can fulfil it")
+                    ledger.lost(place, f"{error}; unchanged: needs a device plugin")
                 continue
             yield _Ask(
                 list_name=list_name,
@@ -200,7 +197,7 @@ def _asks(spec: dict[str, object], base: Path, options: PodOptions, ledger: Ledg
 
 
 def _refused(container: object, resource: str) -> str:
-    """Return why the API server refuses the amounts: a request of an extended resource needs an equal limit
+    """Return why the API server rejects the amounts: a request of an extended resource needs an equal limit
     (core/validation, ValidateContainerResourceRequirements)."""
     requests, limits = (mapping_at(container, "resources", part) for part in ("requests", "limits"))
     if resource not in requests:
@@ -211,9 +208,7 @@ def _refused(container: object, resource: str) -> str:
         return ""
     else:
         found = f"is not its limit of {str(limits[resource])[:40]}"
-    return (
-        f"invalid: the request {found}, so the API server refuses the pod; set limits and requests to the same number"
-    )
+    return f"invalid: the request {found}: the API server rejects the pod. Set limits and requests to the same number"
 
 
 def _same(one: object, other: object) -> bool:
@@ -228,13 +223,13 @@ def _wish(resource: str, count: int, spec: object, options: PodOptions) -> Devic
     if meaning.form.form != "share":
         return DeviceWish(meaning=meaning, count=count)
     if meaning.several_refused and count > 1:
-        raise NoDeviceError("the device plugin refuses more than one replica (failRequestsGreaterThanOne)")
+        raise NoDeviceError("the device plugin allows one replica (failRequestsGreaterThanOne)")
     if meaning.replicas and count > meaning.replicas:
-        raise NoDeviceError(f"shares of one claim are of one GPU, which has {meaning.replicas} of them")
+        raise NoDeviceError(f"a claim's shares are on one GPU, which has {meaning.replicas} shares")
     memory = 0
     if meaning.strategy == "MPS":
         if not meaning.replicas:
-            raise NoDeviceError("how many replicas share a GPU is not known; add the plugin's config to the inputs")
+            raise NoDeviceError("unknown number of replicas per GPU; add the plugin's config to the inputs")
         memory = options.memory.of_pod(spec)
         if not memory:
             raise NoDeviceError(UNKNOWN_MEMORY)
@@ -242,9 +237,7 @@ def _wish(resource: str, count: int, spec: object, options: PodOptions) -> Devic
 
 
 def _requests(asks: list[_Ask]) -> dict[_Ask, str]:
-    """Return the request of each ask, of those with one request the largest first; init containers reuse one that is
-    enough.
-    """
+    """Return the request of each ask, largest first per request; init containers reuse a sufficient request."""
     found: dict[_Ask, str] = {}
     for ask in (each for each in asks if not each.reusable):
         found[ask] = _request_name(ask, found)
@@ -290,14 +283,15 @@ def _note(ask: _Ask, request: str, claim: str, base: Path, ledger: Ledger, *, la
         path = (*base, ask.list_name, ask.index, "resources", part, ask.resource)
         if ask.reusable and later is not None and later.wish.count > wish.count:
             ledger.changed(
-                path, f"uses the request of container {later.container}: it sees {later.wish.count}, not {wish.count}"
+                path,
+                f"uses the request of container {later.container}: it sees {later.wish.count} instead of {wish.count}",
             )
         elif ask.reusable and later is None:
-            ledger.changed(path, f"{text}, which the pod holds until it ends, not until the init container has ended")
+            ledger.changed(path, f"{text}, held until the pod ends, not until the init container ends")
         elif form.form == "share" and wish.meaning.strategy == "MPS":
-            ledger.changed(path, f"{text}; memory and compute are limited for each process of the container")
+            ledger.changed(path, f"{text}; memory and compute limits apply to each process")
         elif form.form == "share" and wish.count > 1:
-            ledger.changed(path, f"{text}; the device plugin's replicas could be of several GPUs. {_NO_LIMIT}")
+            ledger.changed(path, f"{text}; the device plugin's replicas could be on several GPUs. {_NO_LIMIT}")
         elif form.form == "share":
             ledger.carried(path, f"{text}. {_NO_LIMIT}")
         else:
@@ -331,7 +325,7 @@ _JOB_LABELS: Final = {
 
 
 class TranslatedObject(Struct, frozen=True, kw_only=True):
-    """``value`` is None if the object stays. ``can_stay``: classes with an extended resource could serve it."""
+    """``value`` is None if unchanged. ``can_stay``: classes with an extended resource could serve it."""
 
     value: dict[str, object] | None = None
     notes: tuple[MigrationNote, ...]
@@ -365,14 +359,14 @@ def translate(document: InputDocument, options: PodOptions, book: TemplateBook) 
         for path, spec in asking:
             known = _resource_names(spec, options.resources)
             book.profiles |= {options.resources.meaning(name, spec).form.profile for name in known} - {""}
-            ledger.carried(path, "stays as it is: classes of this driver have its extended resources")
+            ledger.carried(path, "unchanged: this driver's classes have its extended resources")
         return TranslatedObject(notes=ledger.close(CARRIED, UNCHANGED), can_stay=True)
     changed = False
     for path, spec in asking:
         changed |= _translate_pod(spec, path, ledger, namespace=document.namespace, options=options, book=book)
     if changed and document.kind in ("Pod", "Job"):
         owner = "a pod's containers" if document.kind == "Pod" else "a Job's pods"
-        ledger.changed(("kind",), f"{owner} cannot be changed: delete it before")
+        ledger.changed(("kind",), f"{owner} cannot be changed: delete it first")
     return _finished(value, ledger, changed=changed, can_stay=can_stay)
 
 
@@ -384,13 +378,13 @@ def _finished(value: dict[str, object], ledger: Ledger, *, changed: bool, can_st
 
 
 def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
-    text = "left out: the API server sets it"
+    text = "removed: the API server sets it"
     metadata, annotations = mapping_at(value, "metadata"), mapping_at(value, "metadata", "annotations")
     for key in _SERVER_SET:
         if metadata.pop(key, None) is not None:
             ledger.carried(("metadata", key), text)
     if annotations.pop(_APPLIED, None) is not None:
-        ledger.carried(("metadata", "annotations", _APPLIED), "left out: kubectl sets it")
+        ledger.carried(("metadata", "annotations", _APPLIED), "removed: kubectl sets it")
         if not annotations:
             del metadata["annotations"]
     if "status" in value:
@@ -398,8 +392,8 @@ def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
         ledger.carried(("status",), text)
     spec = mapping_at(value, "spec")
     if value.get("kind") == "Job" and "selector" in spec and not spec.get("manualSelector"):
-        # The API server makes a Job's selector from its UID, and refuses that of another.
-        text = "left out: the API server makes it for each Job"
+        # The API server creates a Job's selector from its UID, and rejects other selectors.
+        text = "removed: the API server creates it for each Job"
         del spec["selector"]
         ledger.carried(("spec", "selector"), text)
         for base in (("metadata", "labels"), ("spec", "template", "metadata", "labels")):
@@ -412,7 +406,7 @@ def _forget_server_fields(value: dict[str, object], ledger: Ledger) -> None:
 # A quota for claims counts devices by class: <class>.deviceclass.resource.k8s.io/devices (core/v1, quotas).
 _SUFFIX: Final = "deviceclass.resource.k8s.io/devices"
 _PARTS: Final = ("default", "defaultRequest", "max", "min", "maxLimitRequestRatio")
-_BOTH: Final = "the line stays for pods that are not moved yet; remove it at the end, as a namespace may use up both"
+_BOTH: Final = "the line is kept for unmigrated pods; remove it at the end, since a namespace can use both"
 
 
 def translate_quota(document: InputDocument, known: KnownResources) -> TranslatedObject:
@@ -426,21 +420,23 @@ def translate_quota(document: InputDocument, known: KnownResources) -> Translate
         try:
             meaning = known.meaning(resource, {})
         except NoDeviceError as error:
-            ledger.lost(path, f"{error}; the line stays")
+            ledger.lost(path, f"{error}; the line is kept")
             continue
         line = f"{meaning.device_class}.{_SUFFIX}"
         if meaning.form.form == "share" and line in hard:
-            ledger.changed(path, f"{line} counts whole GPUs and shares alike; {_BOTH}")
+            ledger.changed(path, f"{line} counts whole GPUs and shares; {_BOTH}")
             continue
         hard[line] = str(limit)
         changed = True
         text = f"the same number of devices for claims: {line}; {_BOTH}"
-        ledger.changed(path, f"{text}. Shares and whole GPUs count alike" if meaning.form.form != "partition" else text)
+        ledger.changed(
+            path, f"{text}. Shares and whole GPUs count equally" if meaning.form.form != "partition" else text
+        )
     return _finished(value, ledger, changed=changed)
 
 
 def translate_limit_range(document: InputDocument, known: KnownResources) -> TranslatedObject:
-    """Remove the resources: a default would give every container a GPU in addition to its claim."""
+    """Remove the resources: a default would add a GPU to every container with a claim."""
     ledger, value, changed = Ledger(document), copy.deepcopy(mapping_at(document.value)), False
     for index, limits in enumerate(list_at(value, "spec", "limits")):
         for part in _PARTS:
@@ -448,9 +444,9 @@ def translate_limit_range(document: InputDocument, known: KnownResources) -> Tra
             for name in [each for each in resources if each.startswith(RESOURCE_PREFIX) or each in known.of]:
                 del resources[name]
                 changed = True
-                text = "claims have no limits and defaults by namespace"
+                text = "namespaces cannot set limits or defaults for claims"
                 if part.startswith("default"):
-                    text += "; left in place, it would give a GPU beside the claim to every container"
+                    text += "; it would add a GPU to every container with a claim"
                 ledger.lost(("spec", "limits", index, part, name), f"{text}; removed")
             if at(limits, part) == {}:
                 del mapping_at(limits)[part]

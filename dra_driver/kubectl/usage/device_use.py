@@ -90,7 +90,7 @@ class UseSum(Struct, frozen=True, kw_only=True, rename=camel):
 
 KEYS: Final[Mapping[str, Callable[[ClaimDeviceUse], tuple[str, ...]]]] = {
     "claim": lambda use: (use.namespace, use.claim),
-    "pod": lambda use: (use.namespace, ",".join(use.pods)),  # what each pod of a claim uses is not told apart
+    "pod": lambda use: (use.namespace, ",".join(use.pods)),  # the pods of a claim share its use
     "namespace": lambda use: (use.namespace,),
     "node": lambda use: (use.node,),
 }
@@ -134,7 +134,7 @@ def _sum(key: tuple[str, ...], uses: Sequence[ClaimDeviceUse]) -> UseSum:
     )
 
 
-# --- The answer of a node's exporter to ``/usage``.
+# --- Response of a node's exporter to ``/usage``.
 #
 # The exporter runs alongside tenants' pods, so the answer is validated: names are cut, impossible numbers are unknown,
 # and entries of another shape are omitted.
@@ -201,7 +201,7 @@ def decode(document: Mapping[str, object], node: str = "") -> UseReport:
         window_s=answer.window_seconds,
         uses=[_use(claim, device, node) for claim in answer.claims if claim.name for device in claim.devices],
         gaps=[
-            f"node {node}: the exporter does not know {text(what)}: {text(why) or 'it does not say why'}"
+            f"node {node}: the exporter cannot measure {text(what)}: {text(why) or 'no reason given'}"
             for what, why in list(answer.knows.items())[:10]
             if why is not True
         ],
@@ -237,7 +237,7 @@ def _use(claim: _Claim, device: _Device, node: str) -> ClaimDeviceUse:
         pods=tuple(dict.fromkeys(name for name in pods if name)),
         used_bytes=used,
         granted_bytes=device.grant_bytes,
-        peak_bytes=None if used is None else max(peak or 0, used),  # the window may have had more, unseen
+        peak_bytes=None if used is None else max(peak or 0, used),  # the exporter can miss the maximum
         sm_ratio=_ratio(device.percent),
         energy_joules=device.energy_joules,
         energy_estimated=device.estimated,
@@ -255,7 +255,7 @@ def _ratio(percent: float | None) -> float | None:
     return None if percent is None else percent / 100
 
 
-# --- Labels of claims: their own, and where a claim has none, those of its pods.
+# --- Labels of claims: of the claim, else of its pods.
 #
 # Users label pods. A claim that Kubernetes creates of a template has only labels of the template's ``spec.metadata``.
 
@@ -298,8 +298,8 @@ class LabelledPod(Struct, frozen=True):
 Labels = Mapping[tuple[str, str], Mapping[str, object]]
 """Labels of the claims that exist, by namespace and name."""
 WITHOUT: Final = "(no such label)"
-GONE: Final = "(the claim is gone)"
-GONE_OR_UNREAD: Final = "(the claim is gone or cannot be read)"
+GONE: Final = "(the claim is gone)"  # plain: value in JSON
+GONE_OR_UNREAD: Final = "(the claim is gone or cannot be read)"  # plain: value in JSON
 
 
 def value_in(labels: Mapping[str, object] | None, name: str, missing: str = GONE) -> str:
@@ -308,9 +308,9 @@ def value_in(labels: Mapping[str, object] | None, name: str, missing: str = GONE
 
 
 def claim_labels(claims: Iterable[LabelledClaim], pods: Iterable[LabelledPod]) -> Labels:
-    """Return labels by claim: its own first, then those that all of its pods have with one value.
+    """Return labels by claim: its labels first, then labels with one value on all its pods.
 
-    No label of pods counts while one of the claim's pods is not in ``pods``.
+    Labels of pods count only if ``pods`` has all pods of the claim.
     """
     by_uid = {pod.metadata.uid: pod.metadata.pairs() for pod in pods if pod.metadata.uid}
     found = {}

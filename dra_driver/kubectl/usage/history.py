@@ -44,7 +44,7 @@ def most_of(field: str, window_s: float) -> float:
 
 
 class History:
-    """Joins answers: `add` each, then read `uses` and `gaps`."""
+    """Join answers: call `add` for each, then read `uses` and `gaps`."""
 
     def __init__(self, window_s: float) -> None:
         self._window_s = window_s
@@ -80,7 +80,7 @@ class History:
 
     def gaps(self) -> list[str]:
         first = "; ".join(self._impossible[:_MAX_SAID])
-        said = f"{len(self._impossible)} values of Prometheus cannot be and are left out: {first}"
+        said = f"{len(self._impossible)} impossible values of Prometheus were skipped: {first}"
         return [said] if first else []
 
 
@@ -103,18 +103,18 @@ class _PrometheusAnswer(Struct, frozen=True):
     data: _Data | None = None
 
 
-_FORMS: Final = {"vector": "no vector", "matrix": "no range of values"}
+_FORMS: Final = {"vector": "not a vector", "matrix": "not a range vector"}
 
 
 def series_of(answer: object, form: Literal["vector", "matrix"]) -> Sequence[Series]:
     """Return the readable series. Raises ValueError for a refusal or an answer of another form."""
     found = from_wire(_PrometheusAnswer, answer if isinstance(answer, dict) else {})
     if found.status != "success":
-        raise ValueError(f"it refused the question: {text(found.error) or 'it does not say why'}")
+        raise ValueError(f"it rejected the query: {text(found.error) or 'no reason given'}")
     if found.data is None or found.data.result_type != form:
         raise ValueError(f"its answer is {_FORMS[form]}")
     if len(found.data.result) > MAX_SERIES:
-        raise ValueError(f"its answer has {len(found.data.result)} series, at most {MAX_SERIES} are read")
+        raise ValueError(f"its answer has {len(found.data.result)} series, more than the limit of {MAX_SERIES}")
     return found.data.result
 
 

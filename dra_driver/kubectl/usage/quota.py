@@ -1,4 +1,4 @@
-"""Compare the ResourceQuotas of namespaces about devices and claims with the devices that they have.
+"""Compare the namespaces' ResourceQuotas for devices and claims with their devices.
 
 Kubernetes counts requests by class, ``<class>.deviceclass.resource.k8s.io/devices`` or a class' extended resource
 ``requests.<name>``, and claims, ``count/resourceclaims.resource.k8s.io``. Source: kubernetes/kubernetes
@@ -138,7 +138,7 @@ def rows(
 
 
 def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[UnlimitedClass]:
-    """Return the classes of which a namespace has devices without any limit, sorted."""
+    """Return the unlimited classes with devices in a namespace, sorted."""
     limited = {(row.namespace, row.device_class) for row in found}
     counts = Counter(
         (text(claim.metadata.namespace) or "default", name) for claim in claims for name in classes_held(claim)
@@ -151,9 +151,9 @@ def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list
 
 
 def classes_held(claim: CountedClaim) -> list[str]:
-    """Return the class of each device, without admin access; "" for a device of an unknown request.
+    """Return the class of each device without admin access; "" for an unknown request.
 
-    The device of an alternative names ``request/alternative``.
+    Devices of an alternative name ``request/alternative``.
     """
     classes: dict[str, str] = {}
     for request in claim.spec.devices.requests:

@@ -22,9 +22,16 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.text import cut, gib, listed, printable, span
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import LEGEND, ClaimRow
+from dra_driver.kubectl.web.access_control import AccessControl, Keys
 from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
-from dra_driver.kubectl.web.gate import BrowserGate, Keys
-from dra_driver.kubectl.web.reading import Derived, LastRead, Periodic, ReadFailure, SeenCluster, WorkedOut
+from dra_driver.kubectl.web.reading import (
+    BackgroundResult,
+    BackgroundResults,
+    LastRead,
+    Periodic,
+    ReadFailure,
+    SeenCluster,
+)
 from dra_driver.kubectl.web.rows import (
     EXAMPLE,
     MAX_BYTES,
@@ -51,24 +58,23 @@ ROWS_PER_PAGE: Final = 50
 PODS_PER_PAGE: Final = 10
 MAX_STREAMS: Final = 64
 MAX_TEXT: Final = 4096
-"""Characters of a message; an object of the cluster may have 1 MiB of them."""
+"""Maximum characters of a message; cluster objects can contain 1 MiB."""
 TRIES_AT_ONCE: Final = 2
 FIRST_WAIT_S: Final = 2.0
 LAST_WAIT_S: Final = 20.0
 OLD_S: Final = 60.0
 _OLD_READINGS: Final = 8
-"""A state is old after ``OLD_S``, or after so many times its reading took: readings rest for three times as long."""
+"""A state is old after ``OLD_S``, or after this multiple of its read time. Pauses last three times the read time."""
 _TICK_S: Final = 0.5
 _KEEP_ALIVE: Final = 30
 _GRAVE: Final = ("nodes:", "pods:", "claim ", "resourceclaims:", "resourceslices:", "gpunodes:")
-"""Gaps that make these pages wrong or poor; others concern explanations alone."""
+"""Gaps that make pages wrong or incomplete; other gaps affect only explanations."""
 _SPLIT: Final = "<!--split-->"
-_NOTHING: Final = SeenCluster(state=ClusterState(), told={}, claims=(), fleet=SeenFleet())
+_NOTHING: Final = SeenCluster(state=ClusterState(), statuses={}, claims=(), fleet=SeenFleet())
 
 
 class SeenState(Struct, frozen=True, kw_only=True):
-    """All that an answer shows of the sources, read once. ``number`` changes with it; ``problem`` is "" if it is
-    current."""
+    """Source data of one response. ``number`` changes with the data; ``problem`` is "" if the data is current."""
 
     number: str
     reading: LastRead[SeenCluster] | None
@@ -91,10 +97,10 @@ class SeenState(Struct, frozen=True, kw_only=True):
 
 
 class PageSources(Struct, frozen=True, kw_only=True):
-    """Sources of the pages. ``use`` is None if no exporter can be asked; ``about`` names the cluster."""
+    """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster."""
 
     cluster: Periodic[SeenCluster]
-    derived: Derived
+    background_results: BackgroundResults
     about: str
     use: Periodic[UseNow] | None = None
 
@@ -118,11 +124,11 @@ def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASG
     ]
     handlers: Mapping[Any, Any] = {404: pages.missing, 500: pages.broken}
     app = Starlette(routes=[Mount(f"/{keys.folder}", routes=routes)], exception_handlers=handlers)
-    return BrowserGate(app, keys, hosts)
+    return AccessControl(app, keys, hosts)
 
 
 def templates() -> Environment:
-    """Every value is visible and escaped, and a name that a template lacks is an error."""
+    """Return the templates: values are escaped, and unknown names are errors."""
     found = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,
@@ -142,14 +148,14 @@ def templates() -> Environment:
 
 
 class Pages:
-    """One method for each page; all run in the event loop, so none of them waits for the cluster."""
+    """One method per page. Methods run in the event loop and do not wait for the cluster."""
 
     def __init__(self, sources: PageSources, base: str) -> None:
         self._sources = sources
         self._base = base
         self._templates = templates()
         self._streams = 0
-        self._tries = threading.Semaphore(TRIES_AT_ONCE)  # explanations of pasted manifests that run now
+        self._tries = threading.Semaphore(TRIES_AT_ONCE)  # running explanations of pasted manifests
 
     async def fleet(self, request: Request) -> Response:
         query, show = _query(request), request.query_params.get("show", "")
@@ -157,15 +163,15 @@ class Pages:
         nodes = matching(found.nodes, query, _node_texts)
         if show == "free":
             nodes = [node for node in nodes if node.has_free]
-        elif show == "ill":
-            nodes = [node for node in nodes if node.is_sick]
+        elif show == "unhealthy":
+            nodes = [node for node in nodes if node.is_unhealthy]
         page = page_of(nodes, _page(request), NODES_PER_PAGE, of=len(found.nodes))
         return self._page(request, "fleet.html", page=page, totals=found.totals, show=show, query=query)
 
     async def node(self, request: Request) -> Response:
         found = self._seen(request).cluster.fleet.node(request.path_params["node"])
         if found is None:
-            return self._gone(request, f"Node {request.path_params['node']} has no GPUs now, or is gone.")
+            return self._gone(request, f"Node {request.path_params['node']} has no GPUs, or does not exist.")
         return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
 
     async def gpu(self, request: Request) -> Response:
@@ -173,7 +179,7 @@ class Pages:
         fleet = self._seen(request).cluster.fleet
         found = fleet.gpu(node, name)
         if found is None:
-            return self._gone(request, f"Node {node} has no GPU {name} now.")
+            return self._gone(request, f"Node {node} has no GPU {name}.")
         use = self._seen(request).use
         holders = []
         for part in (*found.parts, *found.admins):
@@ -206,7 +212,7 @@ class Pages:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
         found = [row for row in self._seen(request).cluster.claims if (row.namespace, row.name) == (namespace, name)]
         if not found:
-            return self._gone(request, f"There is no claim {name} in namespace {namespace} now.")
+            return self._gone(request, f"Claim {name} does not exist in namespace {namespace}.")
         view = claim_views(found, self._seen(request).cluster.fleet, self._seen(request).uses)[0]
         about = ("ResourceClaim", namespace, name)
         rows = event_rows(self._seen(request).cluster.state.events)
@@ -225,7 +231,7 @@ class Pages:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
         every = [pod["metadata"] for pod in self._seen(request).cluster.state.pods]
         if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
-            return self._gone(request, f"There is no pod {name} in namespace {namespace} now.")
+            return self._gone(request, f"Pod {name} does not exist in namespace {namespace}.")
         answer = self._explained(self._seen(request), namespace, name)
         return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
 
@@ -260,23 +266,23 @@ class Pages:
         return StreamingResponse(self._changes(request), media_type="text/event-stream", headers=headers)
 
     async def missing(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
-        return self._gone(request, "There is no such page.")
+        return self._gone(request, "Page not found.")
 
     async def broken(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
         return Response(
-            "This page failed; the terminal of the command, or its log, has the error.\n", 500, media_type="text/plain"
+            "This page failed. See the error in the terminal or log of the command.\n", 500, media_type="text/plain"
         )
 
     def _seen(self, request: Request) -> SeenState:
-        """Return the same at each call for one request."""
+        """Return the state of this request, the same at each call."""
         found: SeenState = request.scope.get("seen") or self._look()
         request.scope["seen"] = found
         return found
 
     def _look(self) -> SeenState:
         cluster, use = self._sources.cluster, self._sources.use
-        # Before the values: one that changes in between is sent again.
-        changes = (cluster.changes, use.changes if use else 0, self._sources.derived.changes)
+        # Read before the values: a value that changes in between is sent again.
+        changes = (cluster.changes, use.changes if use else 0, self._sources.background_results.changes)
         reading, trouble = cluster.asked(), cluster.trouble
         problem = "readings fail" if trouble else "not read yet" if reading is None else ""
         if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
@@ -292,12 +298,12 @@ class Pages:
 
     def _worked_out(
         self, seen: SeenState, key: Hashable, compute: Callable[[ClusterState], object]
-    ) -> WorkedOut | None:
+    ) -> BackgroundResult | None:
         if seen.reading is None:
             return None
-        return self._sources.derived.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
+        return self._sources.background_results.ask(key, seen.reading.number, lambda: compute(seen.cluster.state))
 
-    def _explained(self, seen: SeenState, namespace: str, name: str) -> WorkedOut | None:
+    def _explained(self, seen: SeenState, namespace: str, name: str) -> BackgroundResult | None:
         return self._worked_out(seen, ("pod", namespace, name), lambda state: explain_pod(state, namespace, name))
 
     def _page(self, request: Request, template: str, status: int = 200, **values: object) -> Response:
@@ -338,23 +344,23 @@ class Pages:
     async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
         state = self._seen(request).cluster.state
         if not self._tries.acquire(blocking=False):
-            yield self._render(request, "_problem.html", sentence="Two trials run already. Try again in a moment.")
+            yield self._render(request, "_problem.html", sentence="Two trials are already running. Try again.")
             return
         answer = in_thread(lambda: tried(state, text, namespace), self._tries.release)
         try:
             try:
                 reports = await asyncio.wait_for(asyncio.shield(answer), FIRST_WAIT_S)
             except TimeoutError:
-                yield '<p class="quiet">This takes longer than usual …</p>'
+                yield '<p class="quiet">Still running …</p>'
                 reports = await asyncio.wait_for(asyncio.shield(answer), LAST_WAIT_S)
         except TimeoutError:
-            sentence = f"No answer within {LAST_WAIT_S:.0f} s. kubectl dra explain -f has no such limit."
+            sentence = f"No result within {LAST_WAIT_S:.0f} s. Use kubectl dra explain -f, which has no time limit."
             yield self._render(request, "_problem.html", sentence=sentence)
         except DraError as error:
             yield self._render(request, "_problem.html", sentence=printable(str(error)))
-        except Exception:  # the answer has begun: without a sentence its end would be missing
-            log.exception("a trial of the page failed")
-            sentence = "This trial failed; the terminal of the command, or its log, has the error."
+        except Exception:  # the response has begun: it needs a message
+            log.exception("what-if trial failed")
+            sentence = "This trial failed. See the error in the terminal or log of the command."
             yield self._render(request, "_problem.html", sentence=sentence)
         else:
             yield self._render(request, "_reports.html", reports=reports)
@@ -381,15 +387,15 @@ def _age_s(reading: LastRead[Any]) -> float:
 
 
 def _visible(value: object) -> object:
-    """Replace characters that change how others are shown, such as the direction; lines stay."""
+    """Replace characters that change the display of other characters, such as the direction; keep lines."""
     if not isinstance(value, str) or hasattr(value, "__html__") or value.isprintable():
         return value
     return "".join(each if each.isprintable() or each in "\r\n\t" else "?" for each in value)
 
 
 async def _form(request: Request) -> dict[str, str]:
-    """Return the fields of a small form. Raises ValueError for one that is too large."""
-    most, body = 4 * MAX_BYTES, bytearray()  # each byte may be three in the encoding of forms
+    """Return the fields of a small form. Raises ValueError if it is too large."""
+    most, body = 4 * MAX_BYTES, bytearray()  # form encoding can triple each byte
     try:
         async for chunk in request.stream():
             body += chunk

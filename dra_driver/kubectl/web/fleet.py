@@ -1,7 +1,7 @@
-"""Nodes and GPUs as the web UI shows them, derived from the cluster's objects. No I/O.
+"""Derive the web UI's nodes and GPUs from the cluster's objects. No I/O.
 
-A whole GPU or its partitions identify a GPU; a hidden or unhealthy GPU is known only from the node's GpuNode. Only
-allocated partitions are read in full: a thousand nodes publish 200,000 of them. Placements are in memory slices."""
+A whole GPU or its partitions identify a GPU; only the GpuNode has hidden or unhealthy GPUs. Only allocated partitions
+are read in full: a thousand nodes publish 200,000. Placements are in memory slices."""
 
 import re
 from collections import Counter
@@ -54,8 +54,8 @@ class Part(Struct, frozen=True, kw_only=True):
 class GpuRow(Struct, frozen=True, kw_only=True):
     """A GPU of a node. ``slices`` counts its memory slices of MIG, 0 if not published.
 
-    ``offers`` are the forms that claims can get (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if it is unknown.
-    ``closed`` is why a new claim cannot get it, or whether one holds it is unknown; "" otherwise.
+    ``offers`` are the published forms (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if unknown. ``closed`` is
+    the reason that new claims cannot use it, or that its claims are unknown; "" otherwise.
     """
 
     node: str
@@ -90,17 +90,17 @@ class GpuRow(Struct, frozen=True, kw_only=True):
         return self.parts[0].form if self.parts else FREE
 
     @property
-    def is_sick(self) -> bool:
-        """The slices or the GpuNode say so: either may be newer. A drain or a policy makes no GPU unhealthy."""
+    def is_unhealthy(self) -> bool:
+        """Return whether slices or GpuNode report it: either can be newer. Drains and policies do not count."""
         return self.health == "Unhealthy" or bool(self.unhealthy)
 
     @property
     def is_free(self) -> bool:
-        return not (self.parts or self.is_sick or self.closed)
+        return not (self.parts or self.is_unhealthy or self.closed)
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
-    """A node with its GPUs. ``problem`` is why it takes no ordinary pods, or ""."""
+    """A node with its GPUs. ``problem`` is the reason that it rejects ordinary pods, or ""."""
 
     name: str
     gpus: Sequence[GpuRow]
@@ -111,8 +111,8 @@ class NodeRow(Struct, frozen=True, kw_only=True):
     policies: Sequence[tuple[str, str]] = ()
 
     @property
-    def is_sick(self) -> bool:
-        return bool(self.problem or self.problems) or any(gpu.is_sick for gpu in self.gpus)
+    def is_unhealthy(self) -> bool:
+        return bool(self.problem or self.problems) or any(gpu.is_unhealthy for gpu in self.gpus)
 
     @property
     def has_free(self) -> bool:
@@ -126,7 +126,7 @@ class Totals(Struct, frozen=True, kw_only=True):
     whole: int = 0
     partition: int = 0
     share: int = 0
-    sick: int = 0
+    unhealthy: int = 0
 
 
 class SeenFleet(Struct, frozen=True, kw_only=True):
@@ -142,14 +142,14 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
 
 
 class LinkedGpus(Struct, frozen=True, kw_only=True):
-    """GPUs of one node that reach each other by NVLink; ``kind`` is in words."""
+    """GPUs of one node that NVLink connects; ``kind`` describes the links."""
 
     kind: str
     gpus: Sequence[GpuRow]
 
 
 class NearGpus(Struct, frozen=True, kw_only=True):
-    """GPUs of one node with one NUMA node and PCIe root; both are "" if they are not published."""
+    """GPUs of one node with one NUMA node and PCIe root; both are "" if unpublished."""
 
     numa: str
     pcie_root: str
@@ -171,7 +171,7 @@ def island_of(gpu: GpuRow, fleet: SeenFleet) -> LinkedGpus | None:
 
 
 def spots_of(node: NodeRow) -> list[NearGpus]:
-    """Return GPUs that are near each other; none if their places are not published."""
+    """Return GPUs by NUMA node and PCIe root; none if both are unpublished."""
     found: dict[tuple[str, str], list[GpuRow]] = {}
     for gpu in node.gpus:
         found.setdefault((gpu.place.numa_text, gpu.place.pcie_root), []).append(gpu)
@@ -180,7 +180,7 @@ def spots_of(node: NodeRow) -> list[NearGpus]:
 
 
 def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
-    """Return all GPUs of the fabric's clique, which may span nodes."""
+    """Return all GPUs of the fabric's clique, which can span nodes."""
     clique = gpu.place.clique
     return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
 
@@ -194,16 +194,16 @@ def _kind(gpus: Sequence[GpuRow]) -> str:
 
 Key = tuple[str, str, str]
 Grants = Mapping[Key, Sequence[tuple[ClaimRow, ClaimDevice]]]
-"""Claims with the device that they have of it, by driver, pool and device."""
+"""Claims with their allocated device, by driver, pool and device."""
 Held = list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]]
 Strays = dict[Key, Held]
-"""Grants of devices that no slice has any more, by node, driver and GPU."""
+"""Grants of unpublished devices, by node, driver and GPU."""
 _MAX_SLICES: Final = 64
 _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
 
 class _Found(Struct, kw_only=True):
-    """A GPU while its slices are read. ``counters`` is its counter set."""
+    """Data of a GPU collected from slices. ``counters`` is its counter set."""
 
     name: str
     driver: str
@@ -224,11 +224,11 @@ def fleet_of(
     slices: Sequence[Wire],
     nodes: Sequence[Wire],
     claims: Iterable[ClaimRow],
-    told: Mapping[str, GpuNodeStatus],
+    statuses: Mapping[str, GpuNodeStatus],
     unknown: str = "",
 ) -> SeenFleet:
-    """``claims`` are rows of ``capacity.claims_of``; ``told`` is the status of GpuNodes, by node; ``unknown`` is why
-    a GPU without a claim may be held."""
+    """Return the nodes with their GPUs. ``claims`` are rows of ``capacity.claims_of``; ``statuses`` has GpuNode
+    statuses by node. ``unknown`` is the reason that claims are incomplete."""
     grants: dict[Key, list[tuple[ClaimRow, ClaimDevice]]] = {}
     for claim in claims:
         for device in claim.devices:
@@ -249,13 +249,15 @@ def fleet_of(
         strays.setdefault(gpu, []).append(({"name": device.device}, [(claim, device)]))
     wires = {str(node["metadata"].get("name")): node for node in nodes}
     rows = []
-    for name in sorted({*by_node, *told}, key=_natural):
-        problem = "the cluster has no node of this name" if wires and name not in wires else ""
+    for name in sorted({*by_node, *statuses}, key=_natural):
+        problem = "this node does not exist" if wires and name not in wires else ""
         if name in wires:
             problem = node_problem(wires[name])
         problem = _PROBLEMS.get(problem, problem)
         closed = unknown or (problem and f"no claim, node {problem}")
-        row = _node(name, by_node.get(name, {}), memory_slices, told.get(name, _UNTOLD), strays=strays, closed=closed)
+        row = _node(
+            name, by_node.get(name, {}), memory_slices, statuses.get(name, _NO_STATUS), strays=strays, closed=closed
+        )
         rows.append(replace(row, problem=problem))
     return SeenFleet(nodes=tuple(rows), totals=_totals(rows))
 
@@ -284,7 +286,7 @@ def _read_slice(
 
 
 def _gpu_of(attributes: Wire, driver: str) -> tuple[str, bool]:
-    """Return the UUID of the GPU, and whether the device is all of it; ("", False) if it is not a GPU."""
+    """Return the UUID of the GPU, and whether the device is the whole GPU; ("", False) for other devices."""
     kind = attribute_text(attributes, driver, names.TYPE)
     if kind == names.TYPE_MIG:
         return attribute_text(attributes, driver, names.PARENT_UUID), False
@@ -311,61 +313,61 @@ def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
         found.taints[f"{taint.get('key')}:{taint.get('effect')}"] = None
 
 
-_UNTOLD: Final = GpuNodeStatus(driver_name="")
+_NO_STATUS: Final = GpuNodeStatus(driver_name="")
 
 
 def _node(
     name: str,
     found: Mapping[tuple[str, str], _Found],
     counters: Mapping[Key, int],
-    told: GpuNodeStatus,
+    status: GpuNodeStatus,
     *,
     strays: Strays,
     closed: str,
 ) -> NodeRow:
-    said = {gpu.uuid: gpu for gpu in told.gpus}
+    reported = {gpu.uuid: gpu for gpu in status.gpus}
     published = {each.uuid for each in found.values()}
-    hidden = (each for each in told.gpus if each.uuid not in published)
-    unpublished = [_Found(name=each.name, driver=told.driver_name, uuid=each.uuid) for each in hidden]
+    hidden = (each for each in status.gpus if each.uuid not in published)
+    unpublished = [_Found(name=each.name, driver=status.driver_name, uuid=each.uuid) for each in hidden]
     gpus, taken = [], set[str]()
-    for each in sorted((*found.values(), *unpublished), key=lambda each: each.driver != told.driver_name):
+    for each in sorted((*found.values(), *unpublished), key=lambda each: each.driver != status.driver_name):
         each.held += strays.get((name, each.driver, each.name), ())
-        row = _told(_gpu(name, each, counters, said.get(each.uuid)), said.get(each.uuid))
-        # Names are unique in a pool only; the page of a GPU and its use need one of its own.
+        row = _with_report(_gpu(name, each, counters, reported.get(each.uuid)), reported.get(each.uuid))
+        # Names are unique only within a pool; the page of a GPU needs a unique name.
         own = f"{row.name} {row.uuid}" if row.name in taken else row.name
         taken.add(own)
         gpus.append(replace(row, name=own, closed=closed or row.closed))
     versions = {
-        "NVIDIA driver": told.driver_version,
-        "CUDA": told.cuda_version,
-        "Container toolkit": told.toolkit_version,
-        "Container runtime": told.container_runtime_version,
-        "Kernel": told.kernel_version,
-        "Node process": told.node_process_version,
+        "NVIDIA driver": status.driver_version,
+        "CUDA": status.cuda_version,
+        "Container toolkit": status.toolkit_version,
+        "Container runtime": status.container_runtime_version,
+        "Kernel": status.kernel_version,
+        "Node process": status.node_process_version,
     }
     return NodeRow(
         name=name,
         gpus=tuple(
-            replace(gpu, found_use=tuple(use_of_gpu(told.usage, gpu.name)))
+            replace(gpu, found_use=tuple(use_of_gpu(status.usage, gpu.name)))
             for gpu in sorted(gpus, key=lambda gpu: _natural(gpu.name))
         ),
-        found_use=tuple(use_of_node(told.usage)),
-        problems=tuple(each.message for each in told.problems),
+        found_use=tuple(use_of_node(status.usage)),
+        problems=tuple(each.message for each in status.problems),
         versions={name: value for name, value in versions.items() if value},
-        policies=tuple((each.name, each.state.value) for each in told.policies),
+        policies=tuple((each.name, each.state.value) for each in status.policies),
     )
 
 
-def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | None) -> GpuRow:
+def _gpu(node: str, found: _Found, counters: Mapping[Key, int], reported: NodeGpu | None) -> GpuRow:
     slices = counters.get(found.counters, 0) if found.counters else 0
-    total = found.memory or (_bytes(told.memory) if told else 0)
+    total = found.memory or (_bytes(reported.memory) if reported else 0)
     parts = list(_parts(found, total, slices))
     return GpuRow(
         node=node,
         name=found.name,
         driver=found.driver,
         uuid=found.uuid,
-        product=found.product or (told.product_name if told else None) or "",
+        product=found.product or (reported.product_name if reported else None) or "",
         memory_bytes=total,
         slices=slices,
         parts=tuple(part for part in parts if not part.admin),
@@ -375,30 +377,35 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], told: NodeGpu | 
         place=found.place or NOWHERE,
         taints=tuple(found.taints),
         unhealthy=tuple(found.unhealthy),
-        closed=_closed(found, told),
+        closed=_closed(found, reported),
     )
 
 
-def _closed(found: _Found, told: NodeGpu | None) -> str:
+def _closed(found: _Found, reported: NodeGpu | None) -> str:
     if not found.offers:
-        is_used = told and told.used_as is not PublishedForm.FREE
-        return f"{told.used_as}, says its node" if told and is_used else "no claim, not published"
+        is_used = reported and reported.used_as is not PublishedForm.FREE
+        return f"{reported.used_as}, according to its node" if reported and is_used else "no claim, not published"
     if found.open:
         return ""
     return f"no claim, tainted ({', '.join(found.taints)})" if found.taints else "no claim, its pool is incomplete"
 
 
-def _told(row: GpuRow, told: NodeGpu | None) -> GpuRow:
-    if told is None:
+def _with_report(row: GpuRow, reported: NodeGpu | None) -> GpuRow:
+    if reported is None:
         return row
-    health, message = told.health.value, told.message or ""
+    health, message = reported.health.value, reported.message or ""
     return replace(
-        row, policy=told.policy, waiting=told.waiting or "", health=health, causes=told.causes, message=message
+        row,
+        policy=reported.policy,
+        waiting=reported.waiting or "",
+        health=health,
+        causes=reported.causes,
+        message=message,
     )
 
 
 def _parts(found: _Found, total: int, slices: int) -> Iterator[Part]:
-    """Yield parts in the order of their place; shares have no place and stand one after the other."""
+    """Yield parts in the order of their placement; shares follow one another."""
     at = 0.0
     for device, grants in found.held:
         for claim, grant in sorted(grants, key=lambda each: (each[0].namespace, each[0].name)):
@@ -456,7 +463,7 @@ def _totals(rows: Sequence[NodeRow]) -> Totals:
         nodes=len(rows),
         gpus=len(gpus),
         free=sum(gpu.is_free for gpu in gpus),
-        sick=sum(gpu.is_sick for gpu in gpus),
+        unhealthy=sum(gpu.is_unhealthy for gpu in gpus),
         **forms,
     )
 
@@ -466,7 +473,7 @@ def _published_memory(device: Wire) -> int:
 
 
 def _bytes(quantity: str | None) -> int:
-    """Return 0 for no quantity of memory: invalid, negative, or more than a GPU can have."""
+    """Return the bytes; 0 for an invalid, negative or excessive quantity."""
     try:
         found = Quantity.parse(str(quantity or "0")).as_int()
     except ValueError:
@@ -475,7 +482,7 @@ def _bytes(quantity: str | None) -> int:
 
 
 def _natural(name: str) -> list[tuple[int, int | str]]:
-    """``gpu-10`` comes after ``gpu-2``."""
+    """Return a sort key: ``gpu-10`` comes after ``gpu-2``."""
     parts = re.split(r"([0-9]{1,18})", name)
     return [(0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts]
 
@@ -495,7 +502,7 @@ def _of_gpus(usage: ToldUsage) -> Sequence[ToldOverGrant | ToldForeign]:
 
 def _sentence(found: ToldOverGrant | ToldForeign | ToldIdle) -> str:
     if isinstance(found, ToldOverGrant):
-        ends = f"; a pod is evicted after {found.grace_s} s" if found.action is OverGrantAction.EVICT else ""
+        ends = f"; a pod will be evicted after {found.grace_s} s" if found.action is OverGrantAction.EVICT else ""
         since = f" since {found.since}" if found.since else ""
         return f"claim {found.namespace}/{found.claim} uses {found.used} of {found.granted}{since}{ends}"
     if isinstance(found, ToldForeign):
@@ -503,5 +510,7 @@ def _sentence(found: ToldOverGrant | ToldForeign | ToldIdle) -> str:
         commands = f" ({', '.join(found.commands)})" if found.commands else ""
         memory = f" with {found.memory}" if found.memory else ""
         return f"{count} to no claim{memory}{commands}, since {found.since}"
-    ends = f"; its pods are evicted after {found.after_min} minutes more" if found.action is IdleAction.RECLAIM else ""
-    return f"claim {found.namespace}/{found.claim} is idle since {found.since}{ends}"
+    ends = (
+        f"; its pods will be evicted after {found.after_min} more minutes" if found.action is IdleAction.RECLAIM else ""
+    )
+    return f"claim {found.namespace}/{found.claim} has been idle since {found.since}{ends}"

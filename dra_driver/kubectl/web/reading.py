@@ -1,8 +1,8 @@
-"""Read the cluster periodically while a page is open, and keep the last good state.
+"""Read the cluster periodically while a page is open, and keep the last successfully read state.
 
-A `Periodic` reads while a page was requested within the last minute, and rests for at least three times as long as the
-last reading took, to spare the API server of a large cluster. A failed reading keeps the last value, with a message and
-the time since when readings fail.
+A `Periodic` reads while pages are requested, at least once per minute. It pauses for at least three times the read
+time, to limit the load on the API server. After a failure it keeps the last value with a message and the time of the
+first failure.
 """
 
 import gc
@@ -31,17 +31,16 @@ from dra_driver.kubectl.explain import gaps_that_matter, with_defaults
 from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
 from dra_driver.kubectl.web.rows import event_rows, waiting_pods
 
-# --- Garbage collection. A state of a large cluster is millions of objects with few cycles, but a full collection walks
-# all of them: 223 ms with 8,000 GPUs, while a request waits. So nothing is collected while a state or answer is built,
-# and the result is exempt (gc.freeze). Only `sweep` finds cycles of exempt objects: when no page is open, and at the
-# latest after `BUILT_BEFORE_SWEEP`.
+# --- Garbage collection. The state of a large cluster has millions of objects and few cycles. A full collection with
+# 8,000 GPUs blocks requests for 223 ms. It is disabled while a state or answer is built, and the result is exempt
+# (gc.freeze). `sweep` collects exempt objects when no page is open, at the latest after `BUILT_BEFORE_SWEEP`.
 
 BUILT_BEFORE_SWEEP: Final = 500
-"""About an hour of a large cluster that changes all the time; a sweep delays requests."""
+"""About one hour in a large, constantly changing cluster; a sweep delays requests."""
 
 
 class Collector(Protocol):
-    """Subset of the module ``gc`` that `Heap` uses."""
+    """Subset of the module ``gc`` that `GcControl` uses."""
 
     def disable(self) -> None: ...
     def enable(self) -> None: ...
@@ -50,8 +49,8 @@ class Collector(Protocol):
     def collect(self) -> int: ...
 
 
-class Heap:
-    """Controls garbage collection of this process. Thread-safe."""
+class GcControl:
+    """Control garbage collection of this process. Thread-safe."""
 
     def __init__(self, collector: Collector = gc) -> None:
         self._collector = collector
@@ -60,7 +59,7 @@ class Heap:
 
     @contextmanager
     def building(self) -> Iterator[None]:
-        """Build something large inside the block that lives for long."""
+        """Disable garbage collection while the block builds a large, long-lived object."""
         with self._lock:
             self._building += 1
             self._collector.disable()
@@ -84,11 +83,11 @@ class Heap:
             self._collector.freeze()
 
 
-heap: Final = Heap()
+gc_control: Final = GcControl()
 
 
-# --- Answers that take longer than a page may: computed in one thread, kept until the state changes. A page immediately
-# gets the last answer (of an earlier state, or none yet), and is sent again after the next.
+# --- Slow answers: computed in one thread, kept until the state changes. A page immediately gets the last answer, if
+# any, and is sent again after the next.
 
 log = logging.getLogger(__name__)
 
@@ -96,24 +95,24 @@ MAX_KEPT: Final = 500
 _STOP_S: Final = 2.0
 
 
-class WorkedOut(Struct, frozen=True, kw_only=True):
-    """``value`` of the state with this number; ``problem`` is why there is none."""
+class BackgroundResult(Struct, frozen=True, kw_only=True):
+    """``value`` of the state with this number, or the ``problem`` that prevented it."""
 
     number: int
     value: object = None
     problem: str = ""
 
 
-class Derived:
-    """Computes answers by key, one after the other. ``ask`` from any thread; ``start`` and ``stop`` by one owner."""
+class BackgroundResults:
+    """Compute answers by key, one at a time. Call ``ask`` from any thread, ``start`` and ``stop`` from one owner."""
 
-    def __init__(self, building: Callable[[], AbstractContextManager[None]] = heap.building) -> None:
+    def __init__(self, building: Callable[[], AbstractContextManager[None]] = gc_control.building) -> None:
         self._building = building
         self._lock = threading.Lock()  # guards the two below
-        self._answers: dict[Hashable, WorkedOut] = {}
+        self._answers: dict[Hashable, BackgroundResult] = {}
         self._wanted: dict[Hashable, tuple[int, Callable[[], object]]] = {}
         self.changes = 0
-        """How many answers were computed."""
+        """Number of computed answers."""
         self._worker = Worker("page-answers", lambda: 0.0 if self.compute_one() else None)
 
     def start(self) -> None:
@@ -122,8 +121,8 @@ class Derived:
     def stop(self) -> None:
         self._worker.stop(_STOP_S)
 
-    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> WorkedOut | None:
-        """Return the last answer for ``key``. If it is not of state ``number``, it is computed soon."""
+    def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> BackgroundResult | None:
+        """Return the last answer for ``key``. If it is not of state ``number``, schedule its computation."""
         with self._lock:
             known = self._answers.get(key)
             if known is None or known.number != number:
@@ -132,7 +131,7 @@ class Derived:
             return known
 
     def compute_one(self) -> bool:
-        """Compute the longest waiting answer; False when none waits."""
+        """Compute the oldest requested answer; False if none is requested."""
         with self._lock:
             if not self._wanted:
                 return False
@@ -140,9 +139,9 @@ class Derived:
             number, compute = self._wanted.pop(key)
         with self._building():
             try:
-                answer = WorkedOut(number=number, value=compute())
-            except Exception as error:  # noqa: BLE001 - the thread goes on, and the page says it
-                answer = WorkedOut(number=number, problem=_sentence(error))
+                answer = BackgroundResult(number=number, value=compute())
+            except Exception as error:  # noqa: BLE001 - the thread continues, and the page shows it
+                answer = BackgroundResult(number=number, problem=_sentence(error))
         with self._lock:
             self._answers.pop(key, None)
             self._answers[key] = answer
@@ -153,17 +152,17 @@ class Derived:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the page's message about a failure; logs an unexpected one with its traceback."""
+    """Return the page's message about a failure; log unexpected errors with their traceback."""
     if isinstance(error, ForbiddenError):
         return missing_right(error)
     if isinstance(error, DraError):
         return str(error)
-    log.error("reading or computing for the page failed", exc_info=error)
+    log.error("reading or computing web UI data failed", exc_info=error)
     return f"{type(error).__name__}: {error}"
 
 
 VIEWED_S: Final = 60.0
-"""Without a request for so long nothing is read."""
+"""Reading stops after this time without a request."""
 _REST: Final = 3.0
 
 Value = TypeVar("Value")
@@ -175,7 +174,7 @@ class ReadFailure(Struct, frozen=True, kw_only=True):
 
 
 class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
-    """A value, the start and duration of its last reading. ``number`` counts values that differ."""
+    """A value with start and duration of its last reading. ``number`` counts distinct values."""
 
     value: Value
     at: datetime
@@ -184,7 +183,7 @@ class LastRead(Struct, Generic[Value], frozen=True, kw_only=True):
 
 
 class Periodic(Generic[Value]):
-    """Calls ``read`` in a thread. ``start`` and ``stop`` once, by one owner; the rest from any thread."""
+    """Call ``read`` in a thread. One owner calls ``start`` and ``stop`` once; other methods are thread-safe."""
 
     def __init__(
         self,
@@ -197,29 +196,29 @@ class Periodic(Generic[Value]):
         same: Callable[[Value, Value], bool] = lambda one, other: False,  # noqa: ARG005
         rest: Callable[[], object] = lambda: None,
     ) -> None:
-        """``rest`` is called when no page has asked for `VIEWED_S`."""
+        """``rest`` is called after `VIEWED_S` without a request."""
         self._read = read
         self._same, self._rest = same, rest
         self._interval_s = interval_s
         self._clock = clock
         self._now = now
         self._asked_at = clock()
-        # Written by the thread that reads, each as one reference; read by others without a lock.
+        # Written by the reading thread as single references; read by other threads without a lock.
         self._reading: LastRead[Value] | None = None
         self.trouble: ReadFailure | None = None
         self.changes = 0
-        """Grows when the value or the trouble becomes another one."""
+        """Increases when the value or the failure changes."""
         self._worker = Worker(name, self._turn)
 
     def start(self) -> None:
         self._worker.start()
 
     def stop(self) -> None:
-        """Does not wait for a reading that hangs: the thread ends with the process."""
+        """Stop the thread; a hung reading ends with the process."""
         self._worker.stop(_STOP_S)
 
     def asked(self) -> "LastRead[Value] | None":
-        """Return the last reading; keeps the thread reading for another minute."""
+        """Return the last reading, and keep reading for another minute."""
         self._asked_at = self._clock()
         self._worker.wake()
         return self._reading
@@ -237,7 +236,7 @@ class Periodic(Generic[Value]):
         kept = last.value if same and last is not None else value
         changed = not same or self.trouble is not None
         self._reading, self.trouble = LastRead(value=kept, at=at, took_s=took_s, number=number), None
-        self.changes += changed  # after the values: a page takes it before them
+        self.changes += changed  # after the values: pages read it before them
 
     def _fail(self, sentence: str) -> None:
         known = self.trouble
@@ -257,18 +256,18 @@ class Periodic(Generic[Value]):
 
 
 class SeenCluster(Struct, frozen=True, kw_only=True):
-    """A reading of the cluster: its objects, GpuNodes' status (``told``), page rows, and ``gaps`` that matter."""
+    """A reading of the cluster: objects, GpuNode ``statuses``, page rows, and relevant ``gaps``."""
 
     state: ClusterState
-    told: Mapping[str, GpuNodeStatus]
+    statuses: Mapping[str, GpuNodeStatus]
     claims: Sequence[ClaimRow]
     fleet: SeenFleet
     gaps: Sequence[str] = ()
 
 
 def same_cluster(one: SeenCluster, other: SeenCluster) -> bool:
-    """Return whether the objects are equal; compares one by one, so that other threads run in between."""
-    if one.told != other.told or one.state.gaps != other.state.gaps:
+    """Return whether the objects are equal. Compares one at a time, so that other threads can run."""
+    if one.statuses != other.statuses or one.state.gaps != other.state.gaps:
         return False
     for kind in KINDS:
         before, after = getattr(one.state, kind.field), getattr(other.state, kind.field)
@@ -287,15 +286,15 @@ class ReadsCluster(Protocol):
 
 
 def read_without_collection(source: ReadsCluster) -> SeenCluster:
-    with heap.building():
+    with gc_control.building():
         return read_from(source)
 
 
 def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: datetime.now(UTC)) -> SeenCluster:
     gaps: list[str] = []
-    state, told = with_claim_gaps(source.state()), source.gpu_nodes(gaps)
+    state, statuses = with_claim_gaps(source.state()), source.gpu_nodes(gaps)
     claims = claims_of(state, now())
-    # Slices as the scheduler sees them, as in the capacity of the same cluster.
+    # Slices with the scheduler's defaults, as in the capacity report.
     slices = with_defaults(replace(state, claims=(), templates=())).slices
     unknown = any(gap.startswith(("resourceclaims:", "resourceslices:")) for gap in state.gaps)
     lost: list[str] = []
@@ -304,14 +303,14 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
     return SeenCluster(
         gaps=(*_gaps_that_matter(state), *gaps, *lost),
         state=replace(state, gaps=(*state.gaps, *gaps)) if gaps else state,
-        told=told,
+        statuses=statuses,
         claims=claims,
-        fleet=fleet_of(slices, state.nodes, claims, told, "which claims hold it is unknown" if unknown else ""),
+        fleet=fleet_of(slices, state.nodes, claims, statuses, "its claims are unknown" if unknown else ""),
     )
 
 
 def _gaps_that_matter(state: ClusterState) -> list[str]:
-    """Return the gaps without those about volumes while no waiting pod has one."""
+    """Return all gaps except gaps about volumes that no waiting pod uses."""
     matter = set(gaps_that_matter(state, None))
     for each in waiting_pods(state) if len(matter) < len(state.gaps) else ():
         matter.update(gaps_that_matter(state, each.pod))
@@ -322,9 +321,7 @@ MAX_NODES: Final = 20_000
 
 
 class LiveSource:
-    """The cluster of a kubeconfig; reads from ``namespace`` if the user may not list all namespaces. Used by one
-    thread.
-    """
+    """Cluster of a kubeconfig; reads ``namespace`` if the user cannot list all namespaces. For one thread."""
 
     def __init__(self, api: StateReader, namespace: str = "") -> None:
         self._api = api
@@ -339,16 +336,16 @@ class LiveSource:
             items = read_in_namespace(self._api, kind, self._namespace) if kind and self._namespace else None
             if kind is not None and items is not None:
                 own[kind.field] = items
-                gap += f"; those of namespace {self._namespace} are shown"  # noqa: PLW2901 - the gap with its remedy
+                gap += f"; only namespace {self._namespace} is shown"  # noqa: PLW2901 - the gap with its remedy
             gaps.append(gap)
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
-        """A cluster without GpuNodes (an older chart) is a gap, not a failure."""
+        """Return the GpuNodes' status. Report missing GpuNodes (an older chart) as a gap."""
         try:
             items = self._api.list(paths.gpu_nodes())["items"]
         except NotFoundError:
-            gaps.append("gpunodes: not served by this cluster, so health and policies are not known")
+            gaps.append("gpunodes: not served by this cluster: health and policies are unknown")
             return {}
         except ForbiddenError as error:
             gaps.append(f"gpunodes: {missing_right(error)}")
@@ -367,5 +364,5 @@ class FileSource:
         return self._state
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
-        gaps.append("gpunodes: a file of the cluster's state has none, so health and policies are not known")
+        gaps.append("gpunodes: not in the cluster state file: health and policies are unknown")
         return {}

@@ -36,9 +36,9 @@ from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, Part, SeenFleet
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
-    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if it is not measured.
+    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if unmeasured.
 
-    ``trouble`` is why its GPU or node does not serve it well, as far as the cluster says.
+    ``trouble`` is the reported problem of its GPU or node.
     """
 
     request: str
@@ -66,7 +66,7 @@ class ClaimOnPage(Struct, frozen=True, kw_only=True):
 
 
 Key = tuple[str, str, str, str, str]
-"""Namespace, claim, node, device and share: a claim may have several shares of a device."""
+"""Namespace, claim, node, device and share: a claim can have several shares of a device."""
 Uses = Mapping[Key, ClaimDeviceUse]
 
 
@@ -79,25 +79,25 @@ def key_of(use: ClaimDeviceUse) -> Key:
 
 
 def claim_views(claims: Iterable[ClaimRow], fleet: SeenFleet, uses: Uses) -> list[ClaimOnPage]:
-    places = {
+    parts = {
         (part.namespace, part.claim, gpu.driver, part.pool, part.device, part.share_id): (node, gpu, part)
         for node in fleet.nodes
         for gpu in node.gpus
         for part in (*gpu.parts, *gpu.admins)
     }
-    return [_view(claim, places, uses) for claim in claims]
+    return [_view(claim, parts, uses) for claim in claims]
 
 
-Places = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
+PartsByDevice = Mapping[tuple[str, str, str, str, str, str], tuple[NodeRow, GpuRow, Part]]
 
 
-def _view(claim: ClaimRow, places: Places, uses: Uses) -> ClaimOnPage:
+def _view(claim: ClaimRow, parts: PartsByDevice, uses: Uses) -> ClaimOnPage:
     devices = []
     same = Counter((each.node, each.device, each.share_id) for each in claim.devices)
     for each in claim.devices:
-        place = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
-        node, gpu, part = places.get(place, (None, None, None))
-        # Exporters name devices without their pool: with two of a name it is unknown which one was measured.
+        allocated = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
+        node, gpu, part = parts.get(allocated, (None, None, None))
+        # Exporters name devices without their pool: use is ambiguous if two devices share a name.
         key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
         row = ClaimDeviceRow(
             request=each.request,
@@ -120,7 +120,7 @@ def _trouble(device: ClaimDevice, gpu: GpuRow | None, node: NodeRow | None) -> s
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
-    """Waiting pods of one owner: they have one reason, so only the first is explained."""
+    """Waiting pods of one owner. Only the first is explained: all have the same reason."""
 
     namespace: str
     name: str
@@ -166,10 +166,7 @@ Lost = Callable[[str], None]
 
 
 def waiting_pods(state: ClusterState, lost: Lost = lambda _: None) -> list[Waiting]:
-    """Return pods without a node that request devices, by owner, the longest waiting first.
-
-    Calls ``lost`` for each that cannot be read.
-    """
+    """Return pods without a node that request devices, by owner, oldest first. Call ``lost`` for unreadable pods."""
     groups: dict[tuple[str, str], list[Waiting]] = {}
     for item in state.pods:
         spec = item.get("spec")
@@ -232,7 +229,7 @@ class _Event(Struct, frozen=True, rename="camel"):
 
 
 def event_rows(events: Iterable[Wire], lost: Lost = lambda _: None) -> list[EventRow]:
-    """Return the newest first. Calls ``lost`` for each that cannot be read."""
+    """Return the newest first. Call ``lost`` for unreadable events."""
     return sorted(map(_event, read_all(_Event, events, lost)), key=lambda each: each.at, reverse=True)
 
 
@@ -278,7 +275,7 @@ class Page(Struct, Generic[Row], frozen=True, kw_only=True):
 
 
 def page_of(rows: Sequence[Row], number: str, size: int, *, of: int | None = None) -> Page[Row]:
-    """Return a page; one beyond the end is the last, one that is not a number the first."""
+    """Return a page: the last if beyond the end, the first if not a number."""
     pages = max(1, -(-len(rows) // size))
     wanted = int(number) if number.isascii() and number.isdigit() and len(number) < 7 else 1
     at = min(max(1, wanted), pages)
@@ -303,7 +300,7 @@ T = TypeVar("T")
 
 
 def in_thread(compute: Callable[[], T], done: Callable[[], object]) -> "asyncio.Future[T]":
-    """Compute in a daemon thread, which calls ``done`` at the end."""
+    """Compute in a daemon thread that calls ``done`` at the end."""
     loop = asyncio.get_running_loop()
     future: asyncio.Future[T] = loop.create_future()
 
@@ -314,7 +311,7 @@ def in_thread(compute: Callable[[], T], done: Callable[[], object]) -> "asyncio.
     def run() -> None:
         try:
             settle = partial(future.set_result, compute())
-        except Exception as error:  # noqa: BLE001  raised where the answer is awaited
+        except Exception as error:  # noqa: BLE001  raised to the awaiting caller
             settle = partial(future.set_exception, error)
         finally:
             done()
@@ -367,10 +364,10 @@ def tried(state: ClusterState, text: str, namespace: str = "default") -> list[Ex
     pods = pods_in(documents, namespace, str(_WHERE))
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     if not pods and not claims:
-        raise ConfigurationError("there is no Pod, no workload that creates pods, and no ResourceClaim in it")
+        raise ConfigurationError("the manifests contain no Pod, workload or ResourceClaim")
     if len(pods) > MAX_PODS or len(claims) > MAX_CLAIMS:
         given = f"{len(pods)} pods and {len(claims)} claims"
-        raise ConfigurationError(f"{given}: at most {MAX_PODS} of each are tried here")
+        raise ConfigurationError(f"{given}: the limit is {MAX_PODS} of each")
     state = with_objects(state, objects)
     scheduler = scheduler_for(state)
     if pods:

@@ -1,6 +1,6 @@
-"""Start and stop the web UI: 1. socket on loopback, 2. readers, 3. address printed, 4. server until a signal.
+"""Start and stop the web UI: listen on loopback, start the readers, print the address, serve until a signal.
 
-Stop: 1. server (open streams end within a second), 2. readers; their threads do not keep the process.
+At the end, the server stops first (open streams end within 1 s), then the readers. Their threads are daemons.
 """
 
 import asyncio
@@ -13,18 +13,24 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.usage.device_use import UseReport
+from dra_driver.kubectl.web.access_control import ADMITTED, Keys
 from dra_driver.kubectl.web.app import PageSources, application
-from dra_driver.kubectl.web.gate import ADMITTED, Keys
-from dra_driver.kubectl.web.reading import Derived, Periodic, ReadsCluster, heap, read_without_collection, same_cluster
+from dra_driver.kubectl.web.reading import (
+    BackgroundResults,
+    Periodic,
+    ReadsCluster,
+    gc_control,
+    read_without_collection,
+    same_cluster,
+)
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 
 
 class BoundedConnection(H11Protocol):
-    """A connection that cannot keep the owner of the page out: every user of the machine may open connections.
+    """A connection with limits: other users of the machine must not block the owner of the web UI.
 
-    It closes without a complete request after ``first_s``, and after ``idle_s`` to twice that time without a new one.
-    Only an answer to the owner may take longer. Beyond ``most`` connections, the oldest whose last request was
-    not the owner's closes.
+    It closes after ``first_s`` without a complete request, and after one to two times ``idle_s`` without a new one.
+    Only responses to the owner can take longer. Beyond ``most`` connections, the oldest one of other users closes.
     """
 
     first_s: ClassVar[float] = 1.0
@@ -37,7 +43,7 @@ class BoundedConnection(H11Protocol):
         here = [each for each in self.connections if isinstance(each, BoundedConnection)]
         here = [each for each in here if not each.transport.is_closing()]
         if len(here) > self.most:
-            # Never one of the owner: this one, at least, is not.
+            # At least this connection is not the owner's.
             min(here, key=lambda each: (each.is_owned, each.opened_at)).transport.abort()
         self.loop.call_later(self.first_s, self.look, None)
 
@@ -82,14 +88,18 @@ def serve(
         keys = Keys()
         sources = PageSources(
             cluster=Periodic(
-                "page-cluster", lambda: read_without_collection(source), interval_s, same=same_cluster, rest=heap.sweep
+                "page-cluster",
+                lambda: read_without_collection(source),
+                interval_s,
+                same=same_cluster,
+                rest=gc_control.sweep,
             ),
-            derived=Derived(),
+            background_results=BackgroundResults(),
             about=about,
             use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
-        readers = [each for each in (sources.cluster, sources.derived, sources.use) if each is not None]
+        readers = [each for each in (sources.cluster, sources.background_results, sources.use) if each is not None]
         for reader in readers:
             reader.start()
         try:
@@ -105,7 +115,7 @@ def server_config(app: object) -> uvicorn.Config:
         app,  # type: ignore[arg-type]
         http=BoundedConnection,
         log_level="error",
-        access_log=False,  # it would print the code
+        access_log=False,  # it would log the one-time code
         server_header=False,
         date_header=False,
         lifespan="off",
@@ -124,5 +134,5 @@ def _listening(port: int) -> socket.socket:
         found.listen(128)  # the address is printed before the server accepts
     except OSError as error:
         found.close()
-        raise ConfigurationError(f"--port {port}: {LOOPBACK}:{port} cannot be used: {error.strerror}") from error
+        raise ConfigurationError(f"--port {port}: cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
     return found

@@ -1,4 +1,4 @@
-"""Use of claims since the start of the page, as exporters report it: a short memory for charts."""
+"""Keep recent use of claims for charts, from exporters and, for the hour before, from Prometheus."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,7 +19,7 @@ MAX_POINTS: Final = 500_000
 
 
 class Point(Struct, frozen=True):
-    """Bytes and a ratio from 0 to 1 at a time; None if unknown."""
+    """Bytes and a ratio from 0 to 1 at one time; None if unknown."""
 
     at: datetime
     used_bytes: int | None
@@ -27,7 +27,7 @@ class Point(Struct, frozen=True):
 
 
 class UseSample(NamedTuple):
-    """Use at a time: devices by claim, and whole GPUs by node and name."""
+    """Use at one time: devices by claim, and whole GPUs by node and name."""
 
     at: datetime
     uses: Uses
@@ -57,7 +57,7 @@ class UseNow(Struct, frozen=True, kw_only=True):
 
 
 class UseHistory:
-    """Calls ``read`` and keeps samples. Used by one thread; its results are never changed."""
+    """Call ``read`` and keep samples. For one thread; results are immutable."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class UseHistory:
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         past: Callable[[], Sequence[UseSample]] = tuple,
     ) -> None:
-        """``past`` is called once, at the first `read`, for earlier samples; it may raise DraError."""
+        """``past`` returns earlier samples at the first `read`; it can raise DraError."""
         self._read = read
         self._past: Callable[[], Sequence[UseSample]] | None = past
         self._gaps: tuple[str, ...] = ()
@@ -77,7 +77,7 @@ class UseHistory:
         try:
             self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
         except DraError as error:
-            self._gaps = (f"charts begin now: {error}",)
+            self._gaps = (f"charts start now: {error}",)
         report = self._read()
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
         uses = uses_by_device(report.uses)
@@ -88,7 +88,7 @@ class UseHistory:
         return UseNow(report=report, uses=uses, gpus=gpus, samples=tuple(self._samples))
 
 
-# --- Use that Prometheus recorded before the start of the page. Impossible values are skipped.
+# --- Use recorded by Prometheus before the start. Impossible values are skipped.
 
 WINDOW_S: Final = 3600
 STEP_S: Final = 60
@@ -154,7 +154,7 @@ HEIGHT: Final = 120
 
 
 class UseChart(Struct, frozen=True, kw_only=True):
-    """Lines, "" if unknown. ``top`` is the memory (bytes) at the upper edge, ``limit`` the grant's distance from it."""
+    """Lines, "" if unknown. ``top`` is the memory at the upper edge in bytes, ``limit`` the grant's distance."""
 
     since: datetime
     memory: str
@@ -164,7 +164,7 @@ class UseChart(Struct, frozen=True, kw_only=True):
 
 
 def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
-    """Return memory against the grant, and utilisation; None without two values of either."""
+    """Return memory relative to the grant, and utilization; None without two values of either."""
     most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
     over = granted > 0 and most > granted
     top = 1.05 * most if over else float(granted)
@@ -181,9 +181,9 @@ def _line(values: Sequence[float | None], points: Sequence[Point]) -> str:
         return ""
     first, last = points[0].at.timestamp(), points[-1].at.timestamp()
     length = max(last - first, 1.0)
-    places = [
+    vertices = [
         f"{WIDTH * (point.at.timestamp() - first) / length:.1f},{HEIGHT * (1 - min(max(value, 0.0), 1.0)):.1f}"
         for point, value in zip(points, values, strict=True)
         if value is not None
     ]
-    return " ".join(places) if len(places) > 1 else ""
+    return " ".join(vertices) if len(vertices) > 1 else ""

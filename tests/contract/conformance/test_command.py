@@ -51,8 +51,8 @@ spec:
     [
         ([], "--registrar-dir is missing"),
         (["--registrar-dir", "/no/such/folder"], "is not a directory"),
-        (["--simulate", "1xh100-sxm5-80gb", "--registrar-dir", "/tmp"], "--simulate starts the driver itself"),
-        (["--registrar-dir", "/tmp", "--restart-command", "x", "--", "y"], "leave out --restart-command"),
+        (["--simulate", "1xh100-sxm5-80gb", "--registrar-dir", "/tmp"], "--simulate starts the driver"),
+        (["--registrar-dir", "/tmp", "--restart-command", "x", "--", "y"], "omit --restart-command"),
         (["--registrar-dir", "/tmp", "--embedded-api-server", "a", "--kubeconfig", "b"], "exclude each other"),
         (["--registrar-dir", "/tmp", "--only", "absent"], "no check has this id"),
         (["--registrar-dir", "/tmp", "--output-file", "x"], "needs --output json or junit"),

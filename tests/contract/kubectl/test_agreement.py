@@ -226,7 +226,7 @@ class Answers:
     def _about_health(self) -> Iterator[str]:
         world = self.world
         known = world.broken | world.withdrawn
-        sick = {(gpu.node, gpu.name) for node in self.page.nodes for gpu in node.gpus if gpu.is_sick}
+        sick = {(gpu.node, gpu.name) for node in self.page.nodes for gpu in node.gpus if gpu.is_unhealthy}
         yield from differ("health: page and truth", sick, known)
         yield from differ("health: doctor and page", self.sick_by_doctor(), sick)
         for node in self.state.nodes:
@@ -276,7 +276,7 @@ class Answers:
             free = sum(m.gpus.free for m in models)
             if (sum(m.gpus.total for m in models), taken) != (len(seen), sum(bool(gpu.parts) for gpu in seen)):
                 yield f"holders: capacity of {node.name}: {models}, page: {[(gpu.name, gpu.parts) for gpu in seen]}"
-            if free > sum(not gpu.parts and not gpu.is_sick for gpu in seen):
+            if free > sum(not gpu.parts and not gpu.is_unhealthy for gpu in seen):
                 yield f"holders: capacity of {node.name} has {free} free, the page fewer"
         # usage shows each claim of its node's exporter, with the pods and devices that claims shows.
         for name in self.capacity:

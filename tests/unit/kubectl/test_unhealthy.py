@@ -52,7 +52,7 @@ def test_a_pod_on_an_unhealthy_gpu_is_fine_in_no_answer(cause: HealthCause) -> N
     (model,) = survey(state).models
     assert (model.gpus.used, model.gpus.held_unhealthy, _gpus(model)[4]) == (1, 1, "1 held unhealthy")
     (page,) = fleet_of(state.slices, state.nodes, [claim], {}).nodes
-    assert [each.is_sick for each in page.gpus] == [True, False]
+    assert [each.is_unhealthy for each in page.gpus] == [True, False]
 
 
 @pytest.mark.parametrize("taint", [DRAINED, {"key": "gpu.nvidia.com/unmonitored", "effect": "None"}, None])
@@ -61,7 +61,10 @@ def test_a_drained_or_unwatched_gpu_is_not_unhealthy(taint: Obj | None) -> None:
     assert explained(state, dict(state.pods[0])).verdict.answer is Answer.RUNNING
     claims = claims_of(state, NOW)
     assert survey(state).models[0].gpus.held_unhealthy == 0
-    assert [each.is_sick for each in fleet_of(state.slices, state.nodes, claims, {}).nodes[0].gpus] == [False, False]
+    assert [each.is_unhealthy for each in fleet_of(state.slices, state.nodes, claims, {}).nodes[0].gpus] == [
+        False,
+        False,
+    ]
 
 
 def test_a_held_device_that_is_not_published_has_unknown_health() -> None:
@@ -92,7 +95,7 @@ def test_a_claim_that_tolerates_the_taint_loses_the_toleration_first() -> None:
     assert fix.startswith("remove the tolerations of health taints from the claim, then delete pod train")
 
 
-def test_a_pod_that_waits_for_an_allocated_claim_on_a_lost_gpu_hears_of_it() -> None:
+def test_waiting_pod_reports_claim_on_lost_gpu() -> None:
     state = held(LOST)
     report = explained(state, pod("second", claim="c"))
     assert report.verdict.answer is Answer.UNHEALTHY
@@ -124,7 +127,7 @@ def test_the_gpu_for_which_fewest_claims_end_is_nearest() -> None:
     assert (miss.device, miss.fix) == ("gpu-1", "delete the claim if it is no longer needed: default/c1 (no pod)")
 
 
-def test_what_runs_already_does_not_block_itself() -> None:
+def test_running_pod_does_not_block_itself() -> None:
     state = held(slices=[resource_slice("a", gpu(0))], templates=[template("t"), template("u", exactly(count=1))])
     (same,) = explain_pods(state, [{**pod(claim="c"), "metadata": {"name": "train", "namespace": "default"}}])
     assert same.verdict.answer is Answer.RUNNING

@@ -104,7 +104,7 @@ IDLE = "NAMESPACE  CLAIM      IDLE  FINDING  PODS\nns         sleepy-x   39s   i
         (IDLE.replace("idle     sleepy", "unknown  sleepy"), False),
         (IDLE.replace("idle     sleepy", "idle     modest"), False),
         (IDLE + "ns         modest-x   39s   idle     modest\n", False),
-        ("No claim is idle or too large, as far as is known.\n", False),
+        ("No idle or oversized claims found.\n", False),
     ],
 )
 def test_one_claim_is_idle(printed: str, is_found: bool) -> None:

@@ -1,5 +1,5 @@
-// The stream names the number of the newest state, at once and at each change. While the page shows another, it is
-// fetched again and the part that lives is replaced. Without JavaScript the pages work as they are.
+// The stream sends the number of the newest state at each change. If the page shows another number, fetch it again and
+// replace its live part. The pages also work without JavaScript.
 "use strict";
 (() => {
   const live = document.getElementById("live");
@@ -21,7 +21,7 @@
     busy = true;
     try {
       const answer = await fetch(location.href, { credentials: "same-origin" });
-      if (answer.status === 403) { tell("this page was closed: start the command again", false); return; }
+      if (answer.status === 403) { tell("access denied: restart the command", false); return; }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.getElementById("live");
       if (!found) { tell("this page failed", false); return; }

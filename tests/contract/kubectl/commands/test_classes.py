@@ -86,7 +86,7 @@ def test_a_class_of_another_stays_as_it_is(api: ApiServer, capsys: pytest.Captur
     before = api.store.create(DEVICE_CLASSES, mine)
     assert run("apply") == 1
     assert classes(api)[SMALL] == before
-    assert "left as it is: it has no label" in capsys.readouterr().out
+    assert "unchanged: it has no label" in capsys.readouterr().out
     publish(api)
     run("prune")
     assert classes(api)[SMALL] == before

@@ -73,13 +73,13 @@ def test_manifests_are_checked_and_completed(packages: Path) -> None:
 
 
 @pytest.mark.parametrize(("arguments", "extra"), [(["sim", "demo"], "sim"), (["conformance", "--list"], "node")])
-def test_what_needs_more_says_what_to_install(packages: Path, arguments: list[str], extra: str) -> None:
+def test_command_without_modules_names_the_extra(packages: Path, arguments: list[str], extra: str) -> None:
     answer = run(packages, "dra_driver.core.command_line.main", *arguments)
     assert answer.returncode == 1
     assert f"pip install '.[{extra}]'" in answer.stderr
 
 
-def test_the_image_has_what_a_node_wants_and_the_extra_brings_the_rest() -> None:
+def test_image_and_extras_have_the_required_modules() -> None:
     project = PROJECT["project"]
     shared = {"msgspec", "prometheus-client", "pyyaml", "google-re2"}
     group = {normal(Requirement(line).name): line for line in PROJECT["dependency-groups"]["node"]}

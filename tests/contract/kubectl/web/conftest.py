@@ -9,8 +9,8 @@ import pytest
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
-from dra_driver.kubectl.web.gate import Keys
-from dra_driver.kubectl.web.reading import Derived, LiveSource, Periodic, read_from, same_cluster
+from dra_driver.kubectl.web.access_control import Keys
+from dra_driver.kubectl.web.reading import BackgroundResults, LiveSource, Periodic, read_from, same_cluster
 from dra_driver.kubectl.web.use_history import UseHistory
 from tests.unit.kubectl.web.objects import seen, small_state
 
@@ -40,7 +40,7 @@ class Site:
         history = UseHistory(self._report)
         self.sources = PageSources(
             cluster=reader("cluster", self._read, 1.0, same=same_cluster, now=lambda: datetime.now(UTC) - self.age),
-            derived=Derived(),
+            background_results=BackgroundResults(),
             about="test",
             use=Periodic("use", history.read, 1.0),
         )
@@ -73,7 +73,7 @@ class Site:
         self.sources.cluster.once()
         assert self.sources.use is not None
         self.sources.use.once()
-        while self.sources.derived.compute_one():
+        while self.sources.background_results.compute_one():
             pass
 
 

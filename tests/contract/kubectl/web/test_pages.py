@@ -105,12 +105,12 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
     assert re.search(r'<polyline class="memory" points="0.0,90.0 [0-9.]+,90.0"/>', text)
     assert re.search(r'<polyline class="sm" points="0.0,60.0 [0-9.]+,60.0"/>', text)
-    assert "the top being all of it (80 GiB)" in text
+    assert "upper edge: total memory (80 GiB)" in text
     assert "<dd>50 %</dd>" in text
     assert "<dd>320 W</dd>" in text
 
 
-def test_what_is_not_known_about_use_is_said(site: Site, browser: "TestClient") -> None:
+def test_usage_gaps_are_shown(site: Site, browser: "TestClient") -> None:
     site.gaps = [f"node n: its exporter does not answer {HOSTILE}"]
     site.read(full_state())
     for path in ("/claims", "/nodes/n/gpu-0"):
@@ -129,7 +129,7 @@ def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient
     assert "pci0000:10" in node
 
 
-def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
+def test_watchdog_findings_are_shown_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
     """As sentences; an idle claim may be on several GPUs, so it stands on the node."""
     over = ToldOverGrant(
         namespace="team", claim="a", claim_uid="u", gpu="gpu-0", pods=(), used="20Gi", granted="12Gi", processes=1,
@@ -141,11 +141,11 @@ def test_what_the_watchdog_found_stands_on_gpu_and_node(site: Site, browser: "Te
     site.read(full_state(), n=replace(told(told_gpu("gpu-0", "GPU-0")), usage=usage))
     gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
     for text in (gpu, node):
-        assert "team/a uses 20Gi of 12Gi since 2026-01-01T00:00:00Z; a pod is evicted after 30 s" in text
+        assert "team/a uses 20Gi of 12Gi since 2026-01-01T00:00:00Z; a pod will be evicted after 30 s" in text
         assert "2 processes belong to no claim" in text
         assert HOSTILE not in text
-    assert "team/b is idle" in node
-    assert "team/b is idle" not in gpu
+    assert "team/b has been idle" in node
+    assert "team/b has been idle" not in gpu
 
 
 def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:
@@ -200,7 +200,7 @@ def test_a_reading_between_page_and_connection_is_announced(site: Site, browser:
         site.read(small_state(claim(f"for{path}", "n")))
         assert announced(site, cookie)[0] != number, path
     answered = number_of(browser.get(f"{site.base}/capacity").text)
-    assert site.sources.derived.compute_one()
+    assert site.sources.background_results.compute_one()
     assert announced(site, cookie)[0] != answered
 
 
@@ -220,7 +220,7 @@ def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, brow
     site.failure = ApiUnreachableError("connection refused <b>")
     site.sources.cluster.once()
     text = browser.get(f"{site.base}/").text
-    assert re.search(r"cannot be read since \d\d:\d\d:\d\d UTC", text)
+    assert re.search(r"Cannot read the cluster since \d\d:\d\d:\d\d UTC", text)
     assert re.search(r"below was read at \d\d:\d\d:\d\d UTC, 3m before this page", text)
     assert "connection refused &lt;b&gt;" in text
     assert "gpu-0" in text
@@ -228,7 +228,7 @@ def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, brow
     assert (number, 180 <= int(age) < 200, problem) == (number_of(text), True, ["readings", "fail"])
     site.failure = None
     site.read()
-    assert "cannot be read since" not in browser.get(f"{site.base}/").text
+    assert "Cannot read the cluster since" not in browser.get(f"{site.base}/").text
 
 
 def test_a_state_that_no_reading_replaces_is_called_old(site: Site, browser: "TestClient") -> None:
@@ -253,13 +253,15 @@ def test_numbers_about_use_say_of_when_they_are(site: Site, browser: "TestClient
     site.read()
     for path in ("/claims", "/claims/team/a", "/nodes/n/gpu-0"):
         text = browser.get(f"{site.base}{path}").text
-        assert re.search(r"Usage cannot be read since [\d:]+ UTC; the numbers below are of [\d:]+ UTC: no answer", text)
+        assert re.search(
+            r"Usage data unavailable since [\d:]+ UTC; the numbers below are from [\d:]+ UTC: no answer", text
+        )
 
 
 def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:
     for path in PAGES:
         assert browser.get(f"{site.base}{path}").status_code in (200, 404)
-    assert "for the first time" in browser.get(f"{site.base}/").text
+    assert "Reading the cluster" in browser.get(f"{site.base}/").text
 
 
 def plain_state() -> ClusterState:
@@ -336,7 +338,7 @@ def test_sizes_that_no_gpu_has_and_long_texts_end_no_page(site: Site, browser: "
     assert "Error" not in "".join(page.text for page in pages)
 
 
-def test_what_if_answers_like_explain(site: Site, browser: "TestClient") -> None:
+def test_trial_page_matches_explain(site: Site, browser: "TestClient") -> None:
     site.read(plain_state())
     assert "fits" in _tried(site, browser, EXAMPLE)
     assert "cannot fit" in _tried(site, browser, EXAMPLE.replace("40Gi", "400Gi"))
@@ -363,10 +365,10 @@ def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site,
         ("x" * (MAX_BYTES + 1), "KiB"),
         pytest.param("[" * 60_000, "nested more than 100 levels", id="deep"),  # ended the process once
         (EXAMPLE.replace("40Gi", "much"), "much"),
-        ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "at most"),
+        ("kind: Job\nmetadata: {name: a}\nspec: {parallelism: 60, template: {spec: {containers: []}}}", "the limit is"),
     ],
 )
-def test_what_if_refuses_nonsense_in_a_sentence(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
+def test_trial_page_rejects_invalid_manifests(site: Site, browser: "TestClient", text: str, sentence: str) -> None:
     site.read(plain_state())
     assert sentence in _tried(site, browser, text)
 
@@ -395,8 +397,8 @@ def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient"
     site.read(replace(full_state(), slices=(), gaps=("resourceslices: no", "gpunodes: no", "events: no")))
     fleet = browser.get(f"{site.base}/?show=free").text
     assert tiles(fleet) == ["?"] * 7
-    assert "Which GPUs are free is unknown" in fleet
-    assert "the health of GPUs is unknown" in browser.get(f"{site.base}/?show=ill").text
+    assert "Free GPUs are unknown" in fleet
+    assert "The health of GPUs is unknown" in browser.get(f"{site.base}/?show=unhealthy").text
     assert "Unknown: events cannot be read" in browser.get(f"{site.base}/claims/team/a").text
     two = whole("gpu-0", "GPU-0"), whole("gpu-1", "GPU-1")
     held = claim("a", "n", {"device": "gpu-1"})
@@ -408,15 +410,15 @@ def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient"
         for path in ("/", "/nodes/n/gpu-0", "/nodes/n/gpu-1", "/nodes/n", "/capacity")
     )
     assert tiles(fleet) == ["1", "2", "?", "≥ 1", "?", "?", "0"]
-    assert "which claims hold it is unknown · health unknown" in fleet
+    assert "its claims are unknown · health unknown" in fleet
     assert "at least 100 % held · 1 claim · health unknown" in fleet
-    assert "Which claims hold it is unknown." in free
+    assert "Its claims are unknown." in free
     assert 'class="unknown"' in free
     assert "<dt>Policy</dt><dd>unknown</dd>" in taken
-    assert node.count("Unknown: no GpuNode of this node was read.") == 2
+    assert node.count("Unknown: cannot read its GpuNode.") == 2
     site.read(site.state)
     capacity = browser.get(f"{site.base}/capacity").text
-    assert "what is free or fits is unknown" in capacity
+    assert "free and fitting devices are unknown" in capacity
     assert "free</li>" not in capacity
 
 
@@ -434,8 +436,8 @@ def test_sizes_that_are_not_published_are_unknown(site: Site, browser: "TestClie
         " ".join(browser.get(f"{site.base}{path}").text.split())
         for path in ("/", "/nodes/n/gpu-0", "/claims", "/claims/team/b")
     )
-    assert "held, how much is unknown · 1 claim" in fleet
-    assert "held, how much is unknown" in one
+    assert "held, amount unknown · 1 claim" in fleet
+    assert "held, amount unknown" in one
     assert "0 % " not in one.replace("100 % compute", "").replace("20 % compute", "")
     for text in (one, shown):
         assert 'data-label="Granted"><span class="quiet">?</span>' in text
@@ -452,7 +454,7 @@ def test_a_claim_on_a_lost_gpu_or_a_lost_node_says_so_once(site: Site, browser: 
         assert browser.get(f"{site.base}{path}").text.count("It is lost. &lt;Reboot&gt; the node.") == times, path
     assert "lost, xid · 38 % held" in " ".join(browser.get(f"{site.base}/").text.split())
     site.read(small_state(held, nodes=({"metadata": {"name": "other"}},)))
-    assert "node n: the cluster has no node of this name" in browser.get(f"{site.base}/claims/team/a").text
+    assert "node n: this node does not exist" in browser.get(f"{site.base}/claims/team/a").text
 
 
 def test_lists_are_paged_and_searched(site: Site, browser: "TestClient") -> None:

@@ -113,7 +113,7 @@ def test_a_claim_with_an_odd_field_is_listed_and_holds_its_device(case: str) -> 
 
 
 @pytest.mark.parametrize("results", ["x", 7, ["x"], [{"driver": DRIVER, "pool": "a", "device": 7}], [{"pool": "a"}]])
-def test_a_claim_whose_devices_cannot_be_read_is_named_and_leaves_no_device_free(results: object) -> None:
+def test_unreadable_claim_is_named_and_frees_no_device(results: object) -> None:
     odd = holding("odd", "a")
     odd["status"]["allocation"]["devices"]["results"] = results
     state = with_claim_gaps(cluster([whole("a", 2)], [odd, holding("plain", "a", "gpu-1")]))
@@ -180,7 +180,7 @@ def test_a_gpu_and_its_partitions_are_one_row() -> None:
     assert only[1] == "gpu-0"
 
 
-def test_devices_of_other_drivers_are_there_if_they_say_where_they_are() -> None:
+def test_topology_lists_other_drivers_with_attributes() -> None:
     found = rows(node("a", "4xl4-24gb"), card("a", "pci0000:08"))
     assert [row[1:3] for row in found] == [
         ("gpu-0", "pci0000:00"), ("gpu-1", "pci0000:00"),
@@ -214,7 +214,7 @@ def test_the_table_names_the_gpus_of_a_pair(state: str, capsys: pytest.CaptureFi
     assert "switch: 8 GPUs" in shown
     assert "default/train" in shown
     assert main(["topology", "--cluster-state", state, "--node", "none"]) == 0
-    assert "No device says where it is." in capsys.readouterr().out
+    assert "No device has topology attributes." in capsys.readouterr().out
 
 
 def test_json_has_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:

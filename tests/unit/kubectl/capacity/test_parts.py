@@ -29,7 +29,7 @@ def test_profile_without_contiguous_slices_is_stranded() -> None:
     assert only(report).gpus == Gpus(total=1, fragmented=1)
     assert (request(report, "3g.40gb").fits, request(report, "3g.40gb").by_sum) == (0, 1)
     shape = next(item for item in report.stranded_shapes if item.request == "3g.40gb")
-    assert shape.why == "6 memory slices are free in total, 4 are needed, but not together on any GPU"
+    assert shape.why == "6 memory slices are free in total, but no GPU has 4 together"
 
 
 def test_memory_left_beside_mig_devices_is_fragmented_not_free() -> None:

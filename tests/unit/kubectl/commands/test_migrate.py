@@ -50,10 +50,10 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
     assert yaml.safe_load((folder / "values.yaml").read_text()) == {"mpsHost": {"enabled": True}}
     assert "2 documents: 1 policy" in capsys.readouterr().out
     assert main(["migrate", manifest, "--output", str(folder)]) == 2
-    assert "expected a new or an empty folder" in capsys.readouterr().err
+    assert "expected a new or empty directory" in capsys.readouterr().err
 
 
-def test_what_is_written_is_for_its_owner_alone(manifest: str, tmp_path: Path) -> None:
+def test_written_files_are_private(manifest: str, tmp_path: Path) -> None:
     folder, report = tmp_path / "out", tmp_path / "report.txt"
     folder.mkdir(mode=0o755)
     report.touch(mode=0o644)
@@ -76,7 +76,7 @@ def test_an_input_that_cannot_be_read_is_status_1(tmp_path: Path, capsys: pytest
     assert main(["migrate", str(path)]) == 1
     out, err = capsys.readouterr()
     assert "kind: Pod" in out
-    assert "cannot be read: " in err
+    assert "cannot read: " in err
 
 
 class Lists:
@@ -93,7 +93,7 @@ class Lists:
         return {"items": answer}
 
 
-def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> None:
+def test_cluster_documents_omit_owned_objects_and_tokens() -> None:
     owned = {"metadata": {"name": "a", "ownerReferences": [{}]}, "spec": {"containers": []}}
     ended = {"metadata": {"name": "b"}, "spec": {"containers": []}, "status": {"phase": "Succeeded"}}
     mount = {"name": "kube-api-access-x2k4f", "mountPath": "/var/run/secrets"}
@@ -108,10 +108,10 @@ def test_owned_objects_mounted_tokens_and_other_config_maps_are_left_out() -> No
     assert [each.name for each in cluster_documents(Lists(configmaps=maps), "team-a", [])] == ["b"]
 
 
-def test_a_missing_right_is_named_and_the_rest_is_read_unless_the_api_server_does_not_answer() -> None:
+def test_missing_permission_is_named_and_other_kinds_are_read() -> None:
     lists, problems = Lists(nodes=ForbiddenError("no"), pods=[{"metadata": {"name": "p"}, "spec": {}}]), list[str]()
     assert [each.name for each in cluster_documents(lists, "team-a", problems)] == ["p"]
-    assert problems == ["cluster: you may not list nodes; the right to list them is missing, so they are left out"]
+    assert problems == ["cluster: skipped nodes: no permission to list them"]
     assert "/api/v1/namespaces/team-a/pods" in lists.asked
     problems.clear()  # a cluster without the operator has no ClusterPolicies
     lists = Lists(clusterpolicies=NotFoundError("not served"))

@@ -12,6 +12,7 @@ from dra_driver.core.errors import ConfigurationError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin, PolicyState, PublishedForm
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.policy_explain import SPEC_FIELDS, explain_gpu
+from tests.harness.raising import fails
 
 ROOT = Path(__file__).parents[4]
 EXAMPLES = ROOT / "examples" / "policies"
@@ -56,7 +57,7 @@ def test_each_example_has_the_effect_in_its_comment(
     assert line in [" ".join(found.split()) for found in lines]
 
 
-def test_what_evicts_pods_for_their_use_is_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_usage_eviction_fields_are_shown(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     head = "apiVersion: gpu.dra-driver.io/v1alpha1\nkind: GpuPolicy\nmetadata: {name: p}\nspec: {usage: "
     path = tmp_path / "p.yaml"
     path.write_text(f"{head}{{overGrant: {{action: Evict}}, idle: {{afterMinutes: 30, action: Reclaim}}}}}}\n")
@@ -198,9 +199,9 @@ def test_a_policy_that_was_deleted_meanwhile_is_told(capsys: pytest.CaptureFixtu
     assert "its fields cannot be read" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("node", "gpu", "said"), [("b", "gpu-0", "no GpuNode b"), ("a", "gpu-9", "has no GPU gpu-9")])
-def test_an_unknown_gpu_is_a_sentence(node: str, gpu: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
+@pytest.mark.parametrize(("node", "gpu", "reason"), [("b", "gpu-0", "GpuNodeMissing"), ("a", "gpu-9", "GpuMissing")])
+def test_unknown_gpu_is_rejected(node: str, gpu: str, reason: str) -> None:
+    with fails(ConfigurationError, reason):
         explain_gpu(Api(POOL), node, gpu)
 
 

@@ -8,6 +8,7 @@ import pytest
 from dra_driver.core.errors import ConfigurationError, ConflictError, DraError, ForbiddenError
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kubectl.commands.sim import FaultCommand
+from tests.harness.raising import fails
 from tests.unit.kubectl.drain.cluster import NODE, FakeApi
 
 PART = "gpu-1-mig-1g10gb-19-0"
@@ -57,7 +58,7 @@ def cluster() -> Cluster:
     return Cluster()
 
 
-def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told(cluster: Cluster) -> None:
+def test_inject_extends_annotation_and_reports_taint(cluster: Cluster) -> None:
     cluster.annotations[ANNOTATION] = "gpu-1 ecc"
     cluster.react = lambda: cluster.taint("gpu-0")
     cluster.command().inject("gpu-0", "xid=79", 15)
@@ -67,10 +68,10 @@ def test_the_fault_is_added_to_the_annotation_and_the_taint_that_follows_is_told
     assert cluster.annotations[ANNOTATION] == "gpu-1 ecc, gpu-0 xid=79*2"
 
 
-def test_when_nothing_reacts_the_command_fails_and_says_why_that_may_be(cluster: Cluster) -> None:
+def test_inject_fails_without_reaction(cluster: Cluster) -> None:
     cluster.record("SimulatedFault")
     cluster.taint("gpu-0")
-    with pytest.raises(DraError, match="started without --simulate and ignores the annotation"):
+    with fails(DraError, "NoReaction"):
         cluster.command().inject("gpu-0", "xid=79", 15)
     assert cluster.now >= 15
     assert ANNOTATION in cluster.annotations
@@ -84,7 +85,7 @@ def test_a_repeated_event_with_a_higher_count_is_a_reaction(cluster: Cluster) ->
     assert cluster.now < 1
 
 
-def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster: Cluster) -> None:
+def test_inject_fails_with_refusal_of_node_process(cluster: Cluster) -> None:
     cluster.annotations[ANNOTATION] = "gpu-0 xid=95"
     cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
     with pytest.raises(DraError, match="this partition does not exist now"):
@@ -95,7 +96,7 @@ def test_a_refusal_of_the_node_process_fails_the_command_with_its_words(cluster:
 def test_a_refusal_of_another_fault_is_not_taken_for_this_one(cluster: Cluster) -> None:
     cluster.react = lambda: cluster.record("SimulatedFaultRefused", f"{PART} ecc: this partition does not exist now")
     cluster.command().inject("gpu-0", "xid=13", 600)
-    assert "counted only" in cluster.said[-1]
+    assert "only counted" in cluster.said[-1]
     assert cluster.now < 10
 
 
@@ -139,7 +140,7 @@ def test_a_node_without_devices_is_told_apart(cluster: Cluster) -> None:
         cluster.command().inject("gpu-0", "ecc", 0)
 
 
-def test_a_gpu_recovers_with_its_partitions_and_all_recover_when_none_is_named(cluster: Cluster) -> None:
+def test_recover_includes_partitions_or_all_gpus(cluster: Cluster) -> None:
     cluster.annotations[ANNOTATION] = f"gpu-1 lost, {PART} ecc, gpu-0 ecc"
     cluster.command().recover("gpu-1", 0)
     assert cluster.annotations[ANNOTATION] == "gpu-0 ecc"
@@ -155,10 +156,10 @@ def test_an_annotation_that_cannot_be_read_is_not_overwritten(cluster: Cluster) 
         cluster.command().inject("gpu-0", "ecc", 0)
 
 
-def test_a_device_that_cannot_be_read_is_told_once_and_the_others_are_there(cluster: Cluster) -> None:
+def test_unreadable_device_is_reported_once(cluster: Cluster) -> None:
     cluster.odd = [{"name": "gpu-7", "taints": 5}, {"name": "gpu-8", "capacity": {"memory": 5}}]
     cluster.command().inject("gpu-8", "ecc", 0)
-    with pytest.raises(ConfigurationError, match="has no device 'gpu-7' that can be read: see the notes above"):
+    with pytest.raises(ConfigurationError, match="gpu-7"):
         cluster.command().inject("gpu-7", "ecc", 0)
     note = "note: of gpu-a: gpu-7 cannot be read: taints: expected a list, got a number: '5'"
     assert cluster.said == [note, "gpu-8 of gpu-a: ecc injected", note]

@@ -33,6 +33,7 @@ from dra_driver.kubectl.drain.view import (
     newest_specs,
     selected,
 )
+from tests.harness.raising import fails
 from tests.unit.kubectl.drain.cluster import (
     DRIVER,
     NODE,
@@ -103,7 +104,7 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
     ]
     api.budgets["b"] = budget("The disruption budget web needs 1 healthy pods and has 1 currently")
     run = Run(api, replace(ALL, evict=True), timeout_s=12.0)
-    with pytest.raises(DrainFailedError, match=r"2 devices are in use: .*team/two.*team/three") as failed:
+    with pytest.raises(DrainFailedError, match=r"team/two.*team/three") as failed:
         run.drain()
     assert "--evict" not in str(failed.value)
     assert api.requests.count("evict b") == 3
@@ -133,10 +134,10 @@ def test_a_user_who_may_not_evict_is_told_where() -> None:
     run = Run(api, replace(ALL, evict=True), timeout_s=0.0)
     with pytest.raises(DrainFailedError):
         run.drain()
-    assert run.report.not_evicted == {"team/a": "this user may not create pods/eviction in namespace team"}
+    assert run.report.not_evicted == {"team/a": "no permission to create pods/eviction in namespace team"}
 
 
-def test_a_claim_that_was_allocated_while_the_taint_was_written_is_waited_for() -> None:
+def test_drain_waits_for_claim_allocated_during_tainting() -> None:
     api = FakeApi()
     run = Run(api, ALL)
     found, late = run.sleep, [claim("ends-by-itself", "gpu-0", "a")]
@@ -196,16 +197,16 @@ def test_a_list_that_cannot_be_read_fails_before_anything_is_changed(evict: bool
 
 def test_a_node_process_that_does_not_answer_is_named() -> None:
     run = Run(FakeApi(node_process=False), ALL)
-    with pytest.raises(DrainFailedError, match="have no taint"):
+    with fails(DrainFailedError, "NotTainted"):
         run.drain()
     assert run.now == pytest.approx(60.0)
     assert run.report.annotation == "all"
-    assert any("stays" in text for text in state_left(run.report))
+    assert any("is kept" in text for text in state_left(run.report))
 
 
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
     run = Run(FakeApi(is_silent=True), ALL)
-    with pytest.raises(DrainFailedError, match="no event DriverDetached"):
+    with fails(DrainFailedError, "DetachUnconfirmed"):
         run.drain()
     assert (run.report.free, run.report.detached) == (True, False)
     assert any(DETACH_ANNOTATION in text for text in state_left(run.report))
@@ -238,7 +239,7 @@ def test_undrain_ends_what_drain_began() -> None:
     api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().annotation == "GPU-1"
     api.annotations[DRAIN_ANNOTATION] = "all"
-    with pytest.raises(ConfigurationError, match="the whole node is drained"):
+    with fails(ConfigurationError, "WholeNodeDrained"):
         Run(api, replace(ALL, gpus=("gpu-0",))).undrain()
 
 
@@ -277,7 +278,7 @@ def test_a_detach_of_an_older_version_stays_while_a_gpu_is_drained() -> None:
 
 
 @pytest.mark.parametrize("reason", ["", "driver  580\n", "long " * 100])
-def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: str) -> None:
+def test_detach_reason_of_other_tools_is_kept(reason: str) -> None:
     api = FakeApi({DETACH_ANNOTATION: reason})
     assert Run(api, ALL).drain().detached is True
     report = Run(api, ALL).undrain()
@@ -286,7 +287,7 @@ def test_every_reason_of_another_person_is_kept_and_known_by_its_event(reason: s
 
 
 def test_a_node_or_gpu_that_does_not_exist_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="'gpu-z' does not exist"):
+    with pytest.raises(ConfigurationError, match="gpu-z"):
         Run(FakeApi(), replace(ALL, node="gpu-z")).drain()
     run = Run(FakeApi(), replace(ALL, gpus=("gpu-0", "GPU-typo")))
     run.drain()
@@ -307,7 +308,7 @@ SLICES = [
 PUBLISHED = gpus_of(specs(SLICES))
 
 
-def test_gpus_are_those_of_the_newest_generation_on_this_node_and_chosen_by_uuid_or_name() -> None:
+def test_gpus_of_newest_generation_are_selected_by_uuid_or_name() -> None:
     found = [(gpu.name, gpu.uuid, len(gpu.devices), gpu.drained, gpu.marked) for gpu in PUBLISHED]
     assert found == [("gpu-0", "GPU-0", 2, False, True), ("gpu-1", "GPU-1", 1, True, True)]
     assert selected(PUBLISHED, ["gpu-1", "GPU-0", "GPU-1", "GPU-lost"]) == ("GPU-1", "GPU-0", "GPU-lost")
@@ -416,9 +417,9 @@ def ended(error: BaseException | None, output: str, capsys: pytest.CaptureFixtur
 def test_an_interrupt_says_what_state_it_leaves(capsys: pytest.CaptureFixture[str]) -> None:
     status, out, err = ended(KeyboardInterrupt(), "text", capsys)
     assert (status, err) == (130, "kubectl dra drain: interrupted\n")
-    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a stays" in out
+    assert "annotation gpu.dra-driver.io/drain=all of node gpu-a is kept" in out
     assert "evicted pods stay evicted: team/web-1" in out
-    assert "kubectl dra undrain gpu-a gives the GPUs back" in out
+    assert "kubectl dra undrain gpu-a undrains the GPUs" in out
 
 
 def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> None:
@@ -430,7 +431,7 @@ def test_a_failure_is_in_the_json_too(capsys: pytest.CaptureFixture[str]) -> Non
     assert "2 devices are in use" in err
 
 
-def test_success_says_what_to_do_next_and_wrong_usage_is_left_to_the_program(
+def test_finish_prints_next_steps_and_raises_wrong_usage(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert ended(None, "text", capsys) == (0, "next: reset it\n", "")

@@ -128,7 +128,7 @@ def test_missing_cpu_is_not_caused_by_devices() -> None:
     assert explained(state, pod(template="t", containers=big)).verdict.answer is Answer.FITS
 
 
-def test_a_claim_in_use_binds_a_pod_to_the_node_of_its_devices_and_an_unused_one_is_reallocated() -> None:
+def test_unused_claim_is_reallocated_and_used_claim_binds_pod() -> None:
     state = cluster(claims=[allocated_claim("c", "gpu-0", on="a", users=("other",))])
     report = explained(state, pod(claim="c", nodeSelector={"kubernetes.io/hostname": "b"}))
     assert report.verdict.answer is Answer.CANNOT_FIT
@@ -202,7 +202,7 @@ def test_a_single_claim_is_evaluated_or_shows_its_devices() -> None:
     assert report.verdict.sentence == f"has gpu-0 of a/{DRIVER}; reserved for p"
 
 
-def test_the_schedulers_message_decides_about_rules_that_are_not_checked() -> None:
+def test_scheduler_message_covers_unchecked_rules() -> None:
     message = "0/2 nodes are available: 2 node(s) didn't match pod anti-affinity rules."
     waits = {"conditions": [{"type": "PodScheduled", "status": "False", "message": message}]}
     report = explained(cluster(templates=[template("t")]), pod(template="t", status=waits))
@@ -239,7 +239,7 @@ def test_a_class_of_unpublished_devices_names_the_gate(selector: str, gate: str)
     assert messages(selector, "v1.36.2", gates={gate: False}) != []
 
 
-def test_a_class_that_matches_or_would_never_match_is_not_the_gates_fault() -> None:
+def test_gate_is_blamed_only_for_classes_that_need_it() -> None:
     instance = {**gpu("gpu-0-mig-1"), "attributes": {"type": {"string": "mig"}, "uuid": {"string": "MIG-1"}}}
     assert messages(MIG, "v1.35.6", WHOLE, instance) == []
     assert messages('device.driver == "other.example.com"', "v1.35.6") == []

@@ -39,7 +39,7 @@ def test_the_false_clause_is_named_with_the_value_found() -> None:
     assert (report.nearest_miss.node, report.nearest_miss.device) == ("b", "gpu-0")
 
 
-def test_class_selectors_are_distinguished_from_request_selectors_and_a_missing_attribute_is_reported() -> None:
+def test_class_and_request_selectors_are_reported_separately() -> None:
     other = device_class("mig", expression=f'device.driver == "{DRIVER}" && {A}.type == "mig"')
     report = asked(exactly(deviceClassName="mig"), classes=[other])
     (reason,) = report.requests[0].reasons
@@ -134,7 +134,7 @@ def test_one_node_in_detail_lists_every_device() -> None:
     assert report.node.allocation == ("gpu=gpu-1",)
 
 
-def test_many_devices_fit_on_one_screen_and_text_of_objects_cannot_move_the_cursor() -> None:
+def test_report_is_short_and_escapes_object_text() -> None:
     count = 20
     devices = [h100_gpu(index) for index in range(64)]
     slices = [resource_slice(f"n{number}", *devices) for number in range(count)]
@@ -201,7 +201,7 @@ def test_a_partition_waits_only_for_claims_that_use_its_counters() -> None:
     assert fix(report) == "end the workload that uses the GPU: default/low (pod p)"
 
 
-def test_a_share_that_is_too_large_shows_what_is_left_and_the_other_users() -> None:
+def test_too_large_share_lists_free_amount_and_users() -> None:
     claims = [share("one", memory="50Gi", percent="70", users=("p",))]
     report = asked_of_h100(asking(memory="40Gi", computePercent="5"), sharing=MPS, claims=claims)
     assert "1 without enough capacity (memory)" in report.verdict.sentence
@@ -224,7 +224,7 @@ def test_the_default_of_a_capacity_that_is_not_requested_is_named() -> None:
     """A share that requests only memory also needs all of the compute."""
     claims = [share("one", memory="50Gi", percent="70")]
     report = asked_of_h100(asking(memory="10Gi"), sharing=MPS, claims=claims)
-    message = "not enough computePercent: 100 requested (the default of a request that does not name it)"
+    message = "not enough computePercent: 100 requested (default of a request without it)"
     assert report.requests[0].reasons[-1].message == message
     less = "request capacity.requests.computePercent: 30 or less"
     assert fix(report).startswith(f"{less}; or end the workload that uses it")
@@ -247,7 +247,7 @@ def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
     # A share of an exclusive GPU points to a policy.
     report = asked_of_h100(asking(memory="1Gi", computePercent="10"))
     message = report.requests[0].reasons[-1].message
-    assert message == "has no capacity computePercent, but 10 are requested: the device is not shared"
+    assert message == "has no capacity computePercent (10 requested): the device is not shared"
     assert "GpuPolicy" in fix(report)
 
 
@@ -276,7 +276,7 @@ def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:
     assert explained(state, scheduler=scheduler_of("v1.37.0", {})).verdict.answer is Answer.FITS
 
 
-def test_a_share_behind_a_gpu_that_is_not_shared_is_excluded_by_a_defect_of_1_34() -> None:
+def test_defect_of_1_34_excludes_share_behind_whole_gpu() -> None:
     whole, capacity = gpu("gpu-0", memory="24Gi"), {"memory": {"value": "24Gi"}, "computePercent": {"value": "100"}}
     shared = {**gpu("gpu-1"), "allowMultipleAllocations": True, "capacity": capacity}
     wanted = exactly(capacity={"requests": {"computePercent": "10"}})
@@ -333,7 +333,7 @@ def workload(kind: str, **spec: Any) -> Obj:
         ({"kind": "Deployment", "metadata": {"name": "empty"}, "spec": {}}, 0),
     ],
 )
-def test_workloads_become_pods_and_a_malformed_one_is_refused_with_the_field(document: Obj, count: int) -> None:
+def test_malformed_workload_is_rejected_with_its_field(document: Obj, count: int) -> None:
     assert len(pods_in([document], "team", "x.yaml")) == count
     with pytest.raises(ConfigurationError, match=r"x\.yaml: Pod p: spec\.containers: expected a list"):
         pods_in([{"kind": "Pod", "metadata": {"name": "p"}, "spec": {"containers": {}}}], "d", "x.yaml")

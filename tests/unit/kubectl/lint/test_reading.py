@@ -79,7 +79,7 @@ def test_merge_keys_and_aliases_are_followed() -> None:
          "aliases expand to more than"),
         ("? [a]\n: b", "a key must be text"),
         ("a: [1", "not valid YAML"),
-        ("a: \x01", "not allow"),
+        ("a: \x01", "invalid character"),
         ("%YAML 9.9\n---\na: 1", "not valid YAML"),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_files_that_are_no_manifests(tmp_path: Path) -> None:
 
 def test_standard_input_and_missing_files() -> None:
     assert [s.name for s in collect(["-"], lambda: b"a: 1")] == ["<stdin>"]
-    with pytest.raises(ConfigurationError, match="no such file"):
+    with pytest.raises(ConfigurationError, match="nonexistent"):
         list(collect(["/nonexistent/x.yaml"], bytes))
 
 

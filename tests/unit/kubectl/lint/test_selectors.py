@@ -76,7 +76,7 @@ def test_valid_expressions_have_no_findings(expression: str) -> None:
     assert findings(selecting(expression)) == []
 
 
-def test_label_gigabytes_of_a_mig_profile_are_named_with_the_real_memory() -> None:
+def test_label_gigabytes_finding_names_real_memory() -> None:
     expression = f"{D}.profile == '1g.5gb' && {C}.memory.compareTo(quantity('5Gi')) >= 0"
     found = one(selecting(expression, class_name="mig.nvidia.com"), "DRA019")
     assert found.severity == "error"
@@ -152,7 +152,7 @@ def test_with_a_cluster_its_devices_have_to_match() -> None:
 
 
 @pytest.mark.parametrize("counted", [False, True])
-def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_used(counted: bool) -> None:
+def test_class_without_devices_is_error_only_if_used(counted: bool) -> None:
     """A device that consumes counters shows a gate that is on; then it cannot be the reason."""
     device: dict[str, object] = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}
     if counted:
@@ -166,7 +166,7 @@ def test_a_class_without_devices_in_the_cluster_is_an_error_only_where_it_is_use
     assert (gate, found.hint == "") == (not counted, counted)
 
 
-def test_a_costly_selector_beyond_the_budget_is_reported_as_not_checked() -> None:
+def test_selector_over_budget_is_reported_as_unchecked() -> None:
     text = selecting(f"{GUARD} && {COSTLY}")
     with selector_budget(0.0):
         found = one(text, "DRA004")

@@ -71,7 +71,7 @@ def test_configurations_become_policies(inputs: list[str], name: str, spec: dict
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (SHARED, ["carried over", "no limit of memory"]),
+        (SHARED, ["carried over", "Neither replicas nor time-sliced shares limit memory"]),
         (MPS, ["changed meaning", "1/10 of memory and compute", "no compute gets 10 percent", "gets all of it"]),
         (MPS.replace("10", "300"), ["no compute gets 1 percent", "100 such claims fit"]),
     ],
@@ -133,7 +133,7 @@ def test_a_filter_for_unknown_boards_makes_no_policy() -> None:
     entry = '{device-filter: "0x99AA10DE", devices: all, mig-enabled: true, mig-devices: {1g.10gb: 7}}'
     found = migrated(layout("new", entry))
     assert found.policies == []
-    assert "not carried over: no board of the catalog has the PCI id" in said(found, "device-filter")[0]
+    assert "not carried over: unknown PCI id" in said(found, "device-filter")[0]
 
 
 def test_a_layout_and_a_config_of_some_of_its_nodes_are_joined() -> None:

@@ -46,7 +46,7 @@ def test_every_leaf_of_every_format_is_named(names: tuple[str, ...]) -> None:
             assert notes[above[-1]] != UNKNOWN, f"{document.label}: {path_text(path)}: {UNKNOWN}"
 
 
-def test_what_stays_as_it_is_does() -> None:
+def test_unchanged_fields_stay() -> None:
     """A field that the report calls unchanged has the same value in the object that comes out."""
     found, checked = of_inputs("workloads"), 0
     made = {(value["kind"], value["metadata"]["name"]): value for _, value in found.workloads}
@@ -144,7 +144,7 @@ def test_a_count_that_is_a_template_stays_and_is_named() -> None:
     """Workflow engines have such manifests; the rest of the pod is translated."""
     found = migrated(POD.replace("nvidia.com/gpu: 1", "nvidia.com/gpu: '{{ .Values.gpus }}'"))
     assert found.workloads == []
-    assert any("must be rendered first" in note.text for note in found.notes)
+    assert any("render the template first" in note.text for note in found.notes)
 
 
 def test_tags_make_no_objects() -> None:
@@ -170,10 +170,10 @@ def test_documents_are_bounded() -> None:
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("version: v2\nflags: {}\n", "version 'v2' of the device plugin's config is not known; expected v1"),
+        ("version: v2\nflags: {}\n", "unknown version 'v2' of the device plugin's config; expected v1"),
         ("version: v2\nmig-configs: {}\n", "expected version v1 of mig-parted's config, got v2"),
-        ("apiVersion: nvidia.com/v2\nkind: ClusterPolicy\n", "ClusterPolicy of nvidia.com/v2 is not known"),
-        ("a: 1\nb: 2\n", "a format that is not known (it begins with a, b)"),
+        ("apiVersion: nvidia.com/v2\nkind: ClusterPolicy\n", "unknown ClusterPolicy version nvidia.com/v2"),
+        ("a: 1\nb: 2\n", "unknown format (it begins with a, b)"),
         ("- 1\n", "expected an object or a configuration, got a list"),
         ("just text\n", "got the text 'just text'"),
         ("version: v1\nflags: {migStrategy: some}\n", "flags.migStrategy: expected none, single or mixed, got 'some'"),
@@ -181,10 +181,10 @@ def test_documents_are_bounded() -> None:
         ("version: v1\nsharing: {timeSlicing: {resources: [{name: gpu, replicas: 1}]}}\n", "replicas, 2 or more"),
         (PARTED + "[{devices: all}]}\n", "the required field mig-enabled is missing"),
         (PARTED + "[{devices: some, mig-enabled: false}]}\n", "expected all or a list of GPU indexes"),
-        (PARTED + "[{devices: all, mig-enabled: false, x: 1}]}\n", "mig-parted knows no field 'x' here"),
-        (PARTED + "[{devices: all, mig-enabled: true, mig-devices: {1g5gb: 1}}]}\n", "is no MIG profile"),
+        (PARTED + "[{devices: all, mig-enabled: false, x: 1}]}\n", "unknown field 'x' of mig-parted"),
+        (PARTED + "[{devices: all, mig-enabled: true, mig-devices: {1g5gb: 1}}]}\n", "is not a MIG profile"),
         (PARTED + "[{devices: all, mig-enabled: true, device-filter: 3, mig-devices: {}}]}\n",
-         "expected PCI ids as texts"),
+         "expected PCI ids as strings"),
     ],
 )  # fmt: skip
 def test_other_formats_and_versions_are_refused_by_name(text: str, problem: str) -> None:
@@ -216,7 +216,7 @@ def test_a_broken_config_inside_a_configmap_is_named_with_its_key() -> None:
 def test_a_pod_with_odd_parts_does_not_end_the_run(spec: str) -> None:
     found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\nspec: {spec}\n---\n{POD}")
     assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
-    assert found.problems == [] or "Pod odd: a field has another type" in found.problems[0]
+    assert found.problems == [] or "Pod odd: a field has an unexpected type" in found.problems[0]
 
 
 def test_names_cannot_write_lines_or_commands_to_the_terminal() -> None:

@@ -87,10 +87,10 @@ def test_an_init_container_that_needs_less_uses_it_too(containers: list[tuple[st
     if containers:
         (note,) = said(found, 'initContainers[0].resources.limits["nvidia.com/gpu"]')
         assert "changed meaning" in note
-        assert "uses the request of container a: it sees 2, not 1" in note
+        assert "uses the request of container a: it sees 2 instead of 1" in note
 
 
-def test_a_sidecar_has_its_own_device_and_equal_templates_of_a_namespace_are_one() -> None:
+def test_sidecar_has_separate_device_and_equal_templates_merge() -> None:
     sidecar = {**container("side", gpu=1), "restartPolicy": "Always"}
     found = migrated(pod(container("a", gpu=1), initContainers=[sidecar]))
     assert len(requests(found)) == 2
@@ -121,7 +121,7 @@ def test_where_only_some_configs_share_the_default_one_decides(default: str, for
     policy += f"spec: {{devicePlugin: {{config: {{name: c, default: {default}}}}}}}\n"
     found = migrated(pod(container(gpu=1), before=f"{maps}---\n{policy}"))
     assert list(requests(found)[0]["exactly"])[-1] == form
-    assert any("is a share under the configs shared and a GPU under plain" in hint for hint in found.hints)
+    assert any("is a share in the configs shared and a GPU in plain" in hint for hint in found.hints)
 
 
 def test_beside_a_renamed_share_the_gpu_is_whole() -> None:
@@ -140,12 +140,12 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
     [
         ("gpu", 2, MPS, 40960, "failRequestsGreaterThanOne"),  # under MPS it refuses more than one by default
         ("gpu", 1, MPS, 0, "--gpu-memory"),  # a limit that is guessed would end programs
-        ("mig-1g.10gb.shared", 1, "", 0, "no MIG devices"),
-        ("mig-1c.3g.20gb", 1, "", 0, "no compute instance"),
-        ("gpu-memory", 1, "", 0, "is no resource of whole GPUs"),
+        ("mig-1g.10gb.shared", 1, "", 0, "not MIG devices"),
+        ("mig-1c.3g.20gb", 1, "", 0, "compute instances smaller"),
+        ("gpu-memory", 1, "", 0, "is not a resource for whole GPUs"),
     ],
 )
-def test_what_no_device_is_stays_and_is_named(resource: str, count: int, before: str, memory: int, reason: str) -> None:
+def test_untranslatable_resource_is_kept(resource: str, count: int, before: str, memory: int, reason: str) -> None:
     text = pod(container(gpu=count), before=before).replace("nvidia.com/gpu:", f"nvidia.com/{resource}:")
     found = migrated(text, gpu_memory_mib=memory)
     assert found.workloads == []
@@ -174,11 +174,11 @@ def test_amounts_that_the_api_server_refuses_are_invalid(
 
 def test_time_sliced_shares_are_said_to_have_no_limit_of_memory() -> None:
     assert (
-        "no limit of memory" in said(migrated(pod(container(gpu=1), before=SHARED % "false")), '["nvidia.com/gpu"]')[0]
+        "shares limit memory" in said(migrated(pod(container(gpu=1), before=SHARED % "false")), '["nvidia.com/gpu"]')[0]
     )
 
 
-def test_product_labels_with_a_profile_say_that_the_gpu_was_a_mig_device() -> None:
+def test_product_label_with_profile_selects_mig_device() -> None:
     labels = {"nvidia.com/gpu.product": "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "nvidia.com/gpu.memory": "4864"}
     found = migrated(pod(container(gpu=1), nodeSelector=labels))
     exactly = requests(found)[0]["exactly"]
@@ -199,7 +199,7 @@ def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, to
     }
     found = migrated(pod(container(gpu=1), before=MPS, **specs[spec]), gpu_memory_mib=40960)
     assert len(found.workloads) == 1
-    assert any("stay pending on nodes where GPU Feature Discovery" in hint for hint in found.hints) is told
+    assert any("stay pending on nodes without it" in hint for hint in found.hints) is told
 
 
 def test_labels_that_no_device_has_stay() -> None:
@@ -229,7 +229,7 @@ def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
     found = migrated(pod(container(gpu=1), affinity=affinity([ZONE], [HOPPER])))
     assert "affinity" in spec_of(found)
     assert "selectors" not in requests(found)[0]["exactly"]
-    assert any("mix labels" in note.text for note in found.notes)
+    assert any("mix GPU labels" in note.text for note in found.notes)
 
 
 def test_preferences_become_alternatives_in_their_order() -> None:
@@ -240,7 +240,7 @@ def test_preferences_become_alternatives_in_their_order() -> None:
     assert ["== 9" in last[0], "== 8" in last[1]] == [True, True]
 
 
-def test_what_speaks_to_nvidias_runtime_is_removed() -> None:
+def test_settings_for_nvidia_runtime_are_removed() -> None:
     spec = made("workloads", "Deployment")["spec"]["template"]["spec"]
     assert "runtimeClassName" not in spec
     names = [each["name"] for each in spec["containers"][0]["env"]]
@@ -258,7 +258,7 @@ def test_pods_in_objects_of_other_kinds_are_found() -> None:
     assert worker["resourceClaims"] == [{"name": "gpu", "resourceClaimTemplateName": "gpu-x8"}]
 
 
-def test_what_the_api_server_set_is_left_out() -> None:
+def test_server_set_fields_are_omitted() -> None:
     """A Job with the selector of another is refused."""
     job = made("workloads", "Job")
     assert "selector" not in job["spec"]
@@ -271,7 +271,7 @@ def test_workloads_can_stay_where_classes_have_their_resources() -> None:
     found = migrated(f"{one}---\n{one.replace('gpu: 1', 'gpu.shared: 1')}", keep=True)
     assert len(found.workloads) == 1
     assert found.values == {"eviction": {"enabled": True}}
-    assert any("1 workloads stay as they are. Kubernetes 1.36" in hint for hint in found.hints)
+    assert any("1 workloads stay unchanged. They need Kubernetes 1.36" in hint for hint in found.hints)
 
 
 def test_a_kept_mig_pod_has_its_class() -> None:

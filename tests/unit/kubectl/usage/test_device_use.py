@@ -28,7 +28,7 @@ ONE = replace(OTHER, namespace="a", claim="x", device="gpu-0", pods=("p", "q"), 
 TWO = replace(ONE, device="gpu-1", used_bytes=3, idle_s=4.0, sm_ratio=0.75)
 
 
-def test_a_claim_is_the_sum_of_its_devices_and_idle_as_long_as_all_of_them() -> None:
+def test_claim_sums_devices_and_takes_shortest_idle_time() -> None:
     first, second = summed([TWO, OTHER, ONE], KEYS["claim"])
     assert (first.key, first.used_bytes, first.granted_bytes, first.idle_s) == (("a", "x"), 5, 16, 4.0)
     assert first.sm_ratio == 0.5
@@ -88,13 +88,13 @@ def test_an_answer_becomes_values() -> None:
 
 
 @pytest.mark.parametrize(("told", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
-def test_what_is_not_known_to_be_idle_is_not(told: Any, idle_s: float | None) -> None:
+def test_unknown_idle_time_is_not_idle(told: Any, idle_s: float | None) -> None:
     """The exporter counts: neither its window nor the last use says how long a claim was seen without use."""
     assert one(idleSeconds=told).idle_s == idle_s
 
 
 @pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])
-def test_a_number_that_cannot_be_is_not_known_and_a_peak_is_no_less_than_what_is_used_now(value: Any) -> None:
+def test_impossible_numbers_are_unknown_and_peak_covers_use(value: Any) -> None:
     assert one(usedBytes=value, peakBytes=value).used_bytes is None
     assert one(usedBytes=10, peakBytes=5).peak_bytes == 10
     assert one(usedBytes=10, peakBytes=None).peak_bytes == 10
@@ -111,16 +111,16 @@ def test_names_are_cut_and_stay_on_their_line() -> None:
 @pytest.mark.parametrize(
     "wrong", [{"claims": None}, {"claims": [1, "x", None, {"devices": {}}]}, {"knows": [], "node": 7}]
 )
-def test_what_has_another_shape_is_left_out(wrong: dict[str, Any]) -> None:
+def test_malformed_entries_are_omitted(wrong: dict[str, Any]) -> None:
     assert decode({**ANSWER, "claims": [], **wrong}).uses == []
 
 
-def test_another_version_is_refused_and_claims_are_bounded_and_gaps_said() -> None:
+def test_other_version_is_rejected_and_claims_are_limited() -> None:
     with pytest.raises(ValueError, match="its version is '2', expected 1"):
         decode({**ANSWER, "version": 2})
     assert len(decode({**ANSWER, "claims": ANSWER["claims"] * (MAX_CLAIMS + 5)}).uses) == MAX_CLAIMS
     told = decode({**ANSWER, "knows": {"processes": "NVML says\nno permission", "utilisation": True}})
-    assert told.gaps == ["node gpu-a: the exporter does not know processes: NVML says no permission"]
+    assert told.gaps == ["node gpu-a: the exporter cannot measure processes: NVML says no permission"]
 
 
 def test_the_memory_of_gpus_is_read_with_what_is_not_known() -> None:
@@ -216,7 +216,7 @@ def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> 
     (use,) = history.uses()
     assert getattr(use, field) is None
     (gap,) = history.gaps()
-    assert gap.startswith(f"1 values of Prometheus cannot be and are left out: {field} of a/x on gpu-0")
+    assert gap.startswith(f"1 impossible values of Prometheus were skipped: {field} of a/x on gpu-0")
 
 
 def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
@@ -237,8 +237,8 @@ MATRIX = {"status": "success", "data": {"resultType": "matrix", "result": []}}
 
 
 @pytest.mark.parametrize("wrong", [None, [], {}, REFUSAL, MATRIX])
-def test_what_is_no_answer_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match=r"refused the question|is no vector"):
+def test_invalid_prometheus_response_is_rejected(wrong: Any) -> None:
+    with pytest.raises(ValueError, match=r"rejected the query|is not a vector"):
         History(60).add("processes", wrong)
 
 

@@ -60,15 +60,15 @@ def test_health_policy_and_unpublished_gpus_come_from_the_gpu_node() -> None:
     ill = told_gpu("gpu-1", "GPU-1", health=UNHEALTHY, causes=("lost",), message="it fell off the bus")
     said = told(told_gpu("gpu-0", "GPU-0", policy="pool"), ill, problem="a policy cannot be read")
     node = fleet(small_state(), n=said).nodes[0]
-    gpus = [(gpu.name, gpu.policy, gpu.is_sick, gpu.message) for gpu in node.gpus]
+    gpus = [(gpu.name, gpu.policy, gpu.is_unhealthy, gpu.message) for gpu in node.gpus]
     assert gpus == [("gpu-0", "pool", False, ""), ("gpu-1", "", True, "it fell off the bus")]
-    assert (node.problems, node.is_sick) == (("a policy cannot be read",), True)
+    assert (node.problems, node.is_unhealthy) == (("a policy cannot be read",), True)
 
 
 def test_totals_count_each_gpu_once() -> None:
     state = small_state(claim("a", "n", share("gpu-0", "20Gi")))
     totals = fleet(state, n=told(told_gpu("gpu-1", "GPU-1", health=UNHEALTHY))).totals
-    assert (totals.nodes, totals.gpus, totals.free, totals.share, totals.sick) == (1, 2, 0, 1, 1)
+    assert (totals.nodes, totals.gpus, totals.free, totals.share, totals.unhealthy) == (1, 2, 0, 1, 1)
 
 
 def test_devices_that_are_no_gpus_are_left_out() -> None:
@@ -144,7 +144,7 @@ def test_numa_nodes_may_be_a_list_and_nonsense_is_nothing() -> None:
     assert place_of({"attributes": nonsense}, DRIVER) == place_of({}, DRIVER)
 
 
-def test_a_gpu_of_which_only_partitions_are_published_has_their_name_and_place() -> None:
+def test_gpu_is_derived_from_its_partitions() -> None:
     parts = [partition(f"gpu-3-mig-1g10gb-19-{at}", "GPU-3", "1g.10gb", (at, 1), "c") for at in range(2)]
     parts[0]["attributes"][NUMA] = {"int": 1}
     (gpu,) = fleet_with(n=tuple(parts)).nodes[0].gpus
@@ -168,7 +168,7 @@ RULE = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-0"
         ({}, {"nodes": ({**READY, "spec": {"unschedulable": True}},)}, "no claim, node cordoned"),
         ({}, {"of": 2}, "no claim, its pool is incomplete"),
         ({}, {"taint_rules": (RULE,)}, "no claim, tainted (k:NoSchedule)"),
-        ({}, {"gaps": ("resourceclaims: no",)}, "which claims hold it is unknown"),
+        ({}, {"gaps": ("resourceclaims: no",)}, "its claims are unknown"),
     ],
 )
 def test_only_a_gpu_that_a_claim_can_get_is_free(device: Any, more: Any, closed: str) -> None:
@@ -197,7 +197,7 @@ def test_a_lost_gpu_that_is_not_published_keeps_its_claims() -> None:
     assert parts == [("a", "partition", "gpu-0-mig-gone"), ("a", "whole", "whole GPU")]
     assert (first.used_percent, last.used_percent) == (None, 100.0)
     (_, alone) = fleet(small_state(), n=told(replace(lost, health=HealthWord.UNKNOWN))).nodes[0].gpus
-    assert (alone.parts, alone.closed, alone.is_free) == ((), "Whole, says its node", False)
+    assert (alone.parts, alone.closed, alone.is_free) == ((), "Whole, according to its node", False)
 
 
 def test_gpus_of_one_name_in_two_pools_have_pages_of_their_own() -> None:

@@ -15,9 +15,9 @@ from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
     BUILT_BEFORE_SWEEP,
     VIEWED_S,
-    Derived,
+    BackgroundResults,
     FileSource,
-    Heap,
+    GcControl,
     LiveSource,
     Periodic,
     ReadFailure,
@@ -129,7 +129,7 @@ def test_gpu_nodes_that_cannot_be_read_are_a_gap() -> None:
         assert any(part in gap for gap in found.state.gaps), found.state.gaps
 
 
-def test_pods_and_events_that_cannot_be_read_are_gaps_and_new_gpu_nodes_left_out() -> None:
+def test_unreadable_pods_and_events_are_gaps() -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
     state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
     _, *gaps = read_from(FileSource(state)).gaps
@@ -137,29 +137,29 @@ def test_pods_and_events_that_cannot_be_read_are_gaps_and_new_gpu_nodes_left_out
     # GpuNodes without a status are left out.
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
     found = read_from(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
-    assert list(found.told) == ["n"]
+    assert list(found.statuses) == ["n"]
 
 
 def test_answers_are_computed_for_each_state_once() -> None:
-    derived = Derived()
-    assert derived.ask("key", 1, lambda: "one") is None
-    assert derived.compute_one()
-    assert not derived.compute_one()
-    assert given(derived.ask("key", 1, lambda: "again")).value == "one"
-    assert not derived.compute_one()
-    old = given(derived.ask("key", 2, lambda: "two"))
+    background_results = BackgroundResults()
+    assert background_results.ask("key", 1, lambda: "one") is None
+    assert background_results.compute_one()
+    assert not background_results.compute_one()
+    assert given(background_results.ask("key", 1, lambda: "again")).value == "one"
+    assert not background_results.compute_one()
+    old = given(background_results.ask("key", 2, lambda: "two"))
     assert (old.value, old.number) == ("one", 1)
-    derived.compute_one()
-    new = given(derived.ask("key", 2, lambda: "two"))
-    assert (new.value, derived.changes) == ("two", 2)
+    background_results.compute_one()
+    new = given(background_results.ask("key", 2, lambda: "two"))
+    assert (new.value, background_results.changes) == ("two", 2)
 
 
 def test_a_failing_answer_is_a_sentence() -> None:
-    derived = Derived()
+    background_results = BackgroundResults()
     for number, error in enumerate((ConfigurationError("it is wrong"), ZeroDivisionError("x"))):
-        derived.ask("key", number, Script(error))
-        derived.compute_one()
-        problem = given(derived.ask("key", number, Script())).problem
+        background_results.ask("key", number, Script(error))
+        background_results.compute_one()
+        problem = given(background_results.ask("key", number, Script())).problem
         assert "it is wrong" in problem or "ZeroDivisionError" in problem
 
 
@@ -214,12 +214,12 @@ class Calls(list[str]):
         return lambda: 0
 
 
-def test_nothing_is_collected_while_something_is_built_and_it_is_exempt_then() -> None:
+def test_built_objects_are_exempt_from_collection() -> None:
     """Two threads may build at a time: collection is on again after both."""
     calls: Any = Calls()
-    heap = Heap(calls)
-    with heap.building():
-        with heap.building():
+    gc_control = GcControl(calls)
+    with gc_control.building():
+        with gc_control.building():
             pass
         assert "enable" not in calls
     assert calls == ["disable", "disable", "freeze", "freeze", "enable"]
@@ -227,16 +227,16 @@ def test_nothing_is_collected_while_something_is_built_and_it_is_exempt_then() -
 
 def test_a_build_that_fails_leaves_collection_on() -> None:
     calls: Any = Calls()
-    with pytest.raises(ZeroDivisionError), Heap(calls).building():
+    with pytest.raises(ZeroDivisionError), GcControl(calls).building():
         raise ZeroDivisionError
     assert calls[-1] == "enable"
 
 
 def test_a_page_that_is_looked_at_for_hours_does_not_grow_without_end() -> None:
     calls: Any = Calls()
-    heap = Heap(calls)
+    gc_control = GcControl(calls)
     for _ in range(2 * BUILT_BEFORE_SWEEP):
-        with heap.building():
+        with gc_control.building():
             pass
     assert calls.count("collect") == 2
     assert calls[-3:] == ["unfreeze", "collect", "freeze"]

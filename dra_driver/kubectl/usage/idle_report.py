@@ -1,6 +1,6 @@
-"""Find claims that are idle or larger than they need to be, over a window.
+"""Find idle and oversized claims in a window.
 
-A claim is idle when all of its devices are known to be, for at least the requested time.
+A claim is idle when all of its devices were idle for at least the requested time.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -17,24 +17,24 @@ from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, Held, text
 
 
-class WasteFinding(Enum):
+class UsageFinding(Enum):
     IDLE = "idle"
     OVERSIZE = "oversize"
     UNKNOWN = "unknown"
     USED = "used"
 
 
-class WasteRow(Struct, frozen=True, kw_only=True):
-    """The finding on one device of one claim, ``enough`` only for `WasteFinding.OVERSIZE`."""
+class IdleRow(Struct, frozen=True, kw_only=True):
+    """Finding for one device of one claim; ``enough`` only for `UsageFinding.OVERSIZE`."""
 
     use: ClaimDeviceUse
-    finding: WasteFinding
+    finding: UsageFinding
     held_bytes: int | None = None
     enough: EnoughMemory | None = None
 
 
 class DeviceSize(Struct, frozen=True, kw_only=True):
-    """The size of a claim's device, None if unknown, and the MIG profiles of its GPU."""
+    """Size of a claim's device, None if unknown, and MIG profiles of its GPU."""
 
     memory_bytes: int | None = None
     profiles: Sequence[Profile] = ()
@@ -43,8 +43,8 @@ class DeviceSize(Struct, frozen=True, kw_only=True):
 def joined(
     uses: Iterable[ClaimDeviceUse], held: Held, size_of: Callable[[ClaimDeviceUse], DeviceSize]
 ) -> list[ClaimDeviceUse]:
-    """Return the uses with the users of their claims, as `kubectl dra claims` lists them, and with the published memory
-    of a whole GPU or partition of which the source does not report it. Other claims have a device with admin access."""
+    """Return the uses with the users of their claims, as in `kubectl dra claims`. If the source lacks the memory of a
+    whole GPU or partition, use its published memory; not with admin access, which other claims share."""
     found = []
     for use in uses:
         claim, granted = held.get((use.namespace, use.claim)), use.granted_bytes
@@ -56,14 +56,14 @@ def joined(
     return found
 
 
-def judge(
+def classify(
     uses: Iterable[ClaimDeviceUse], *, idle_after_s: float, size_of: Callable[[ClaimDeviceUse], DeviceSize]
-) -> list[WasteRow]:
-    """Return a row for each device, by claim. Only a claim of known use is told what would fit."""
+) -> list[IdleRow]:
+    """Return a row for each device, by claim. Recommend a size only for claims with known use."""
     claims: dict[tuple[str, str, str], list[ClaimDeviceUse]] = {}
     for use in uses:
         claims.setdefault((use.namespace, use.claim, use.node), []).append(use)
-    rows: list[WasteRow] = []
+    rows: list[IdleRow] = []
     for devices in claims.values():
         idle_s = claim_idle_s(devices)
         rows += [_row(use, size_of(use), idle_s, idle_after_s) for use in devices]
@@ -71,21 +71,21 @@ def judge(
 
 
 def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
-    """Return the shortest idle time; None if that of one device is unknown, unless another device is in use."""
+    """Return the shortest idle time; None if a device has none, unless another device is in use."""
     known = [use.idle_s for use in devices if use.idle_s is not None]
     if any(value == 0 for value in known):
         return 0.0
     return min(known) if known and len(known) == len(devices) else None
 
 
-def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after_s: float) -> WasteRow:
+def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after_s: float) -> IdleRow:
     held = use.granted_bytes
     if idle_s is not None and idle_s >= idle_after_s:
-        return WasteRow(use=use, finding=WasteFinding.IDLE, held_bytes=held)
+        return IdleRow(use=use, finding=UsageFinding.IDLE, held_bytes=held)
     enough = fit(use.peak_bytes, held, size.profiles) if use.used_bytes is not None else None
     if enough is not None:
-        return WasteRow(use=use, finding=WasteFinding.OVERSIZE, held_bytes=held, enough=enough)
-    return WasteRow(use=use, finding=WasteFinding.UNKNOWN if idle_s is None else WasteFinding.USED, held_bytes=held)
+        return IdleRow(use=use, finding=UsageFinding.OVERSIZE, held_bytes=held, enough=enough)
+    return IdleRow(use=use, finding=UsageFinding.UNKNOWN if idle_s is None else UsageFinding.USED, held_bytes=held)
 
 
 class _Attribute(Struct, frozen=True):
@@ -123,7 +123,7 @@ class _Slice(Struct, frozen=True):
 def sizes_in(slices: Iterable[object], lost: Callable[[str], None]) -> Callable[[ClaimDeviceUse], DeviceSize]:
     """Return a function for the published size of a device and the MIG profiles of its GPU, smallest first.
 
-    ``lost`` is called for each slice and device that cannot be read.
+    Call ``lost`` for unreadable slices and devices.
     """
     memory: dict[tuple[str, str], int] = {}
     profiles: dict[tuple[str, str], dict[str, Profile]] = {}

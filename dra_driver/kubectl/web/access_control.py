@@ -1,9 +1,9 @@
 """ASGI middleware that admits only the browser that opened the printed address, and no page of another origin.
 
-Other users of the machine reach the port, so all other addresses need a cookie; the printed one carries a code that
-works once. Hosts other than loopback are refused (DNS rebinding). All addresses are below a random folder: a browser
-sends the cookies of a host to every port of it, but only for paths below the cookie's (RFC 6265 8.5). Cookies of other
-ports arrive here, too, also of the same name: one good value is enough.
+Other users of the machine reach the port, so all pages need a cookie. The printed address contains a one-time code.
+Hosts other than loopback are rejected (DNS rebinding). All paths are in a random directory: browsers send a host's
+cookies to all its ports, but only for paths below the cookie's (RFC 6265 8.5). Cookies of other ports can have the
+same name: one valid value is enough.
 
 Sources: Fetch standard ("Origin" of navigations), CSP level 3.
 """
@@ -22,7 +22,7 @@ COOKIE: Final = "dra_ui"
 ADMITTED: Final = "dra_ui.admitted"
 """Key of the scope: the request has the cookie."""
 _MAX_COOKIES: Final = 32
-"""Cookies of this name that are compared. Browsers send those of the longest path first (RFC 6265 5.4)."""
+"""Maximum of compared cookies. Browsers send the longest paths first (RFC 6265 5.4)."""
 _SAFE: Final = ("GET", "HEAD")
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
@@ -41,7 +41,7 @@ HEADERS: Final = {
 
 
 class Keys:
-    """Secrets of one run: the folder of all pages, the code of the printed address, the cookie."""
+    """Secrets of one run: directory of all pages, one-time code, cookie."""
 
     def __init__(self) -> None:
         self.folder = secrets.token_urlsafe(12)
@@ -50,11 +50,11 @@ class Keys:
 
     @property
     def code(self) -> str:
-        """The code, "" after its use."""
+        """The one-time code, "" after its use."""
         return self._code or ""
 
     def take(self, code: str) -> str | None:
-        """Return the cookie for the right code, once."""
+        """Return the cookie for the valid code, once."""
         if self._code is None or not compare_digest(code.encode(), self._code.encode()):
             return None
         self._code = None
@@ -64,8 +64,8 @@ class Keys:
         return any(compare_digest(each.encode(), self._cookie.encode()) for each in cookies)
 
 
-class BrowserGate:
-    """Pass requests with the cookie to ``app`` and refuse all others."""
+class AccessControl:
+    """Pass requests with the cookie to ``app`` and reject all others."""
 
     def __init__(self, app: ASGIApp, keys: Keys, hosts: Iterable[str]) -> None:
         self._app = app
@@ -79,14 +79,14 @@ class BrowserGate:
             await (self._answer(scope) or self._app)(scope, receive, _sealed(send))
 
     def _answer(self, scope: Scope) -> Response | None:
-        """Return the answer to a request that does not reach the app, None to pass it."""
+        """Return the response to a rejected request, None to pass it to the app."""
         headers = Headers(scope=scope)
         if headers.getlist("host") not in [[host] for host in self._hosts]:
-            return _refused(421, "This address is not served here: open the address that was printed.")
+            return _refused(421, "Unknown host: open the printed address.")
         origins = headers.getlist("origin")
         if origins != [f"http://{headers.get('host')}"] and (origins or scope["method"] not in _SAFE):
-            return _refused(403, "Requests from other pages are refused.")
-        if scope["path"] == "/favicon.ico":  # browsers ask for it beside the page of the code
+            return _refused(403, "Requests from other pages are rejected.")
+        if scope["path"] == "/favicon.ico":  # browsers request it automatically
             return Response(status_code=204)
         admitted = self._keys.opens(_cookies(headers))
         if compare_digest(scope["path"].encode(), f"/{self._keys.folder}/open".encode()):
@@ -94,8 +94,8 @@ class BrowserGate:
         if not admitted:
             return _refused(
                 403,
-                "This page belongs to the person who started it. Open the address that the command printed; its code "
-                "works once. For another browser, start the command again.",
+                "Access denied. Open the address that the command printed; its code works once. For another browser, "
+                "restart the command.",
             )
         scope[ADMITTED] = True
         return None
@@ -109,11 +109,10 @@ class BrowserGate:
         if cookie is None:
             return _refused(
                 403,
-                "This code is wrong or was used: it works once, in the first browser that opens the address. In that "
-                "browser, paste the address into the address bar. For another browser, stop the command, start it "
-                "again and open the address that it prints.",
+                "This code is wrong or already used. It works once: in that browser, paste the address into the "
+                "address bar. For another browser, restart the command and open the new address.",
             )
-        # Not a redirect: a browser that came from elsewhere would not send a SameSite=Strict cookie after it.
+        # Not a redirect: after a cross-site navigation the browser would not send a SameSite=Strict cookie.
         page = HTMLResponse(
             f'<!doctype html><html lang="en"><title>GPUs</title><meta http-equiv="refresh" '
             f'content="0;url=/{self._keys.folder}/"><a href="/{self._keys.folder}/">Continue</a></html>'
@@ -135,7 +134,7 @@ def _code(scope: Scope) -> str:
 
 
 def _cookies(headers: Headers) -> list[str]:
-    """Return the values of this page's cookie name; other cookies may have any form."""
+    """Return the values of this cookie name; other cookies can have any format."""
     pairs = (pair.partition("=") for header in headers.getlist("cookie") for pair in header.split(";"))
     return [value.strip() for name, _, value in pairs if name.strip() == COOKIE][:_MAX_COOKIES]
 

@@ -6,8 +6,8 @@ from msgspec.structs import replace
 from dra_driver.core.model.usage import GIB, Profile
 from dra_driver.kube.shapes import read
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, claims_held
+from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify, joined, sizes_in
 from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, CountedClaim, ResourceQuota, UnlimitedClass, rows, unlimited
-from dra_driver.kubectl.usage.waste import DeviceSize, WasteFinding, joined, judge, sizes_in
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
 
@@ -34,29 +34,29 @@ def published(*devices: object) -> list[object]:
     return [{"spec": {"nodeName": "n", "devices": devices}}]
 
 
-def findings(*uses: ClaimDeviceUse, after_s: float = 600.0) -> list[WasteFinding]:
-    return [row.finding for row in judge(uses, idle_after_s=after_s, size_of=lambda _: SIZE)]
+def findings(*uses: ClaimDeviceUse, after_s: float = 600.0) -> list[UsageFinding]:
+    return [row.finding for row in classify(uses, idle_after_s=after_s, size_of=lambda _: SIZE)]
 
 
 @pytest.mark.parametrize(
     ("idle_s", "found"),
-    [(600.0, WasteFinding.IDLE), (599.0, WasteFinding.USED), (0.0, WasteFinding.USED), (None, WasteFinding.UNKNOWN)],
+    [(600.0, UsageFinding.IDLE), (599.0, UsageFinding.USED), (0.0, UsageFinding.USED), (None, UsageFinding.UNKNOWN)],
 )
-def test_a_claim_is_idle_after_the_time(idle_s: float | None, found: WasteFinding) -> None:
+def test_a_claim_is_idle_after_the_time(idle_s: float | None, found: UsageFinding) -> None:
     assert findings(use(idle_s=idle_s, peak=60)) == [found]
 
 
 def test_a_claim_with_a_device_that_is_used_or_not_known_is_not_idle() -> None:
-    assert findings(use(idle_s=900), use("gpu-1", idle_s=0, peak=60)) != [WasteFinding.IDLE] * 2
-    assert WasteFinding.IDLE not in findings(use(idle_s=900), use("gpu-1", idle_s=None))
-    assert findings(use(idle_s=900), use("gpu-1", idle_s=700)) == [WasteFinding.IDLE] * 2
-    assert findings(use(idle_s=None, peak=60), use("gpu-1", idle_s=0, peak=60)) == [WasteFinding.USED] * 2
-    assert findings(use(idle_s=None, peak=None)) == [WasteFinding.UNKNOWN]
+    assert findings(use(idle_s=900), use("gpu-1", idle_s=0, peak=60)) != [UsageFinding.IDLE] * 2
+    assert UsageFinding.IDLE not in findings(use(idle_s=900), use("gpu-1", idle_s=None))
+    assert findings(use(idle_s=900), use("gpu-1", idle_s=700)) == [UsageFinding.IDLE] * 2
+    assert findings(use(idle_s=None, peak=60), use("gpu-1", idle_s=0, peak=60)) == [UsageFinding.USED] * 2
+    assert findings(use(idle_s=None, peak=None)) == [UsageFinding.UNKNOWN]
 
 
 def test_an_oversize_claim_is_told_the_smallest_profile_and_share() -> None:
-    (row,) = judge([use(peak=6)], idle_after_s=600, size_of=lambda _: SIZE)
-    assert row.finding is WasteFinding.OVERSIZE
+    (row,) = classify([use(peak=6)], idle_after_s=600, size_of=lambda _: SIZE)
+    assert row.finding is UsageFinding.OVERSIZE
     assert row.enough is not None
     assert (row.enough.profile, row.enough.share_bytes) == ("1g.10gb", 8 * GIB)
 
@@ -71,22 +71,22 @@ def test_profiles_are_those_that_the_gpu_publishes() -> None:
     assert [tuple(size_of(use(name)).profiles) for name in ("gpu-0", "gpu-1")] == [PROFILES, ()]
 
 
-def test_a_whole_gpu_is_as_large_as_it_is_published_and_a_share_as_its_grant() -> None:
+def test_device_size_is_published_memory_or_grant() -> None:
     size_of = sizes_in(published({"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}}}), pytest.fail)
     whole, share = use(peak=6, granted=None), replace(use(peak=6, granted=None), share="s")
     result = {"driver": "d", "pool": "p", "device": "gpu-0", "adminAccess": True}
     status = {"allocation": {"devices": {"results": [result]}}}
     admin = claims_held([{"metadata": {"namespace": "a", "name": "x"}, "status": status}])
     uses = [*joined([whole, share], {}, size_of), *joined([whole], admin, size_of)]
-    found = [row for each in uses for row in judge([each], idle_after_s=600, size_of=size_of)]
+    found = [row for each in uses for row in classify([each], idle_after_s=600, size_of=size_of)]
     assert [(row.finding, row.held_bytes) for row in found] == [
-        (WasteFinding.OVERSIZE, 80 * GIB), (WasteFinding.USED, None), (WasteFinding.USED, None),
+        (UsageFinding.OVERSIZE, 80 * GIB), (UsageFinding.USED, None), (UsageFinding.USED, None),
     ]  # fmt: skip
     unknown = replace(whole, granted_bytes=80 * GIB, used_bytes=None)
-    assert findings(unknown) == [WasteFinding.USED], "it may have more than its peak"
+    assert findings(unknown) == [UsageFinding.USED], "it may have more than its peak"
 
 
-def test_a_device_that_cannot_be_read_is_named_and_the_others_have_their_size() -> None:
+def test_unreadable_device_is_named_in_sizes() -> None:
     good = {"name": "gpu-0", "capacity": {"memory": {"value": "80Gi"}, "cores": 5}, "taints": 5}
     lost: list[str] = []
     size_of = sizes_in([{"spec": 5}, *published({"name": "gpu-1", "capacity": 5}, good)], lost.append)

@@ -1,6 +1,7 @@
 """The permissions of the page: which requests it answers, and what it shows without a permission in the cluster."""
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from dra_driver.core.errors import ForbiddenError
 from dra_driver.kube.state import KINDS
-from dra_driver.kubectl.web.gate import ADMITTED
+from dra_driver.kubectl.web.access_control import ADMITTED
 from dra_driver.kubectl.web.reading import LiveSource, read_from
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import claim, share, small_state, waiting_pod
@@ -32,7 +33,7 @@ def test_the_code_works_once(site: Site) -> None:
     first = site.opened()
     used = site.browser().get(f"{site.base}/open?code={site.code}")
     assert used.status_code == 403
-    assert "For another browser, stop the command, start it again" in used.text
+    assert "For another browser, restart the command" in used.text
     assert first.get(f"{site.base}/").status_code == 200
     assert site.keys.code == ""
 
@@ -53,7 +54,7 @@ def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
     assert len(site.keys.folder) >= 16
 
 
-def test_the_used_link_leads_the_browser_that_has_the_cookie_to_the_page(site: Site, browser: "TestClient") -> None:
+def test_used_link_redirects_browser_with_cookie(site: Site, browser: "TestClient") -> None:
     answer = browser.get(f"{site.base}/open?code={site.code}")
     assert (answer.status_code, answer.headers["location"]) == (303, f"{site.base}/")
     assert browser.head(f"{site.base}/open").status_code == 405
@@ -100,7 +101,7 @@ def test_every_answer_has_the_headers(site: Site, browser: "TestClient") -> None
         assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def test_nothing_but_forms_is_posted(site: Site, browser: "TestClient") -> None:
+def test_post_is_accepted_only_from_forms(site: Site, browser: "TestClient") -> None:
     headers = {"origin": f"http://{HOST}"}
     for path in ("/", "/claims", "/capacity", "/nodes/n"):
         assert browser.post(f"{site.base}{path}", headers=headers).status_code == 405
@@ -189,7 +190,7 @@ def test_a_request_of_which_a_byte_comes_at_a_time_ends() -> None:
     assert serving(story, first_s=0.02, idle_s=3600.0, data_received=data_received) < 10_000
 
 
-def test_an_answer_that_is_not_read_holds_a_connection_of_the_owner_only() -> None:
+def test_unread_response_keeps_only_owner_connection() -> None:
     """Others may ask without reading: the server cannot write the rest, and the request never ends."""
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
@@ -305,21 +306,21 @@ def test_a_namespace_is_shown_with_the_rights_that_are_missing(site: Site, brows
     found = pages(site, browser)
     assert "team/mine" in found["/claims"]
     assert "team/waits" in found["/pending"]
-    assert "Which GPUs there are is not known" in found["/"]
-    assert "Which devices are published is not known" in found["/capacity"]
+    assert "Cannot read the published GPUs" in found["/"]
+    assert "Cannot read the published devices" in found["/capacity"]
     for page in found.values():
         assert "this user may not list resourceslices.resource.k8s.io (403)" in page
         assert "kubectl auth can-i list nodes" in page
         assert "list pods in all namespaces (403)" in page
-        assert page.count("; those of namespace team are shown") >= 2
+        assert page.count("; only namespace team is shown") >= 2
 
 
 def test_without_any_right_every_page_says_which(site: Site, browser: "TestClient") -> None:
     site.source = LiveSource(OneNamespace(allowed=False), OWN)
     for path, page in pages(site, browser).items():
         assert f"may not list {LISTS[path]}" in page, path
-        assert "not known" in page
-        assert "are shown" not in page
+        assert re.search("Cannot read|unknown|No pod", page)
+        assert "is shown" not in page
 
 
 def test_the_right_to_ask_exporters_is_named(site: Site, browser: "TestClient") -> None:
