@@ -100,7 +100,7 @@ def used(process: str, rows: list[dict[str, Any]]) -> str:
 
 
 def refused(who: str, rows: list[dict[str, str]], seen: set[str]) -> str:
-    """Return the table of one account. It only counts requests in ``seen``, those of earlier tables, if they are many."""
+    """Return the table of one account, which counts the requests in ``seen``, of earlier tables, if they are many."""
     tried: dict[str, list[str]] = {}
     for row in rows:
         tried.setdefault(by(row["said"]), []).append(row["what"])

@@ -215,7 +215,7 @@ def test_a_usage_reader_has_the_rights_that_the_command_asks_and_no_others() -> 
 
 
 def test_a_node_without_an_exporter_is_named() -> None:
-    with pytest.raises(ConfigurationError, match="in namespace gpus on node other: the exporter is off"):
+    with pytest.raises(ConfigurationError, match="namespace gpus on node other"):
         ask_exporters(Asked(), READER_NAMESPACE, node="other")
 
 

@@ -106,7 +106,7 @@ def test_the_output_in_the_document_is_real(capsys: pytest.CaptureFixture[str], 
     text = (ROOT / "docs" / "policy.md").read_text()
     policy = text.partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "mps-pool.yaml").write_text(policy)
-    shown = text.partition("--gpus 2xh100-sxm5-80gb\n")[2].partition("\nA mistake")[0]
+    shown = text.partition("--gpus 2xh100-sxm5-80gb\n")[2].partition("\nAn error")[0]
     status, lines = check(capsys, str(tmp_path / "mps-pool.yaml"), "--gpus", "2xh100-sxm5-80gb")
     assert status == 0
     assert lines == [line.removeprefix("    ") for line in shown.rstrip().splitlines()]

@@ -318,7 +318,7 @@ def test_the_answer_says_what_is_not_known() -> None:
     assert answer["knows"]["claims"] == "no socket"
     assert answer["knows"]["driver"] is True
     assert answer["claims"][0]["devices"][0]["usedBytes"] is None
-    assert decode(answer).gaps == ["node n: the exporter does not know claims: no socket"]
+    assert decode(answer).gaps == ["node n: the exporter cannot measure claims: no socket"]
 
 
 def test_all_of_a_whole_gpu_or_a_partition_is_granted() -> None:
