@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--feature-gates",
         default="",
         metavar="A=true,B=false",
-        help="feature gates of the scheduler that differ from the defaults of its version",
+        help="scheduler feature gates that differ from its version's defaults",
     )
     parser.add_argument("--totals", action="store_true", help="with -o json: omit nodes")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")

@@ -285,7 +285,7 @@ class ReadsCluster(Protocol):
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]: ...
 
 
-def read_without_collection(source: ReadsCluster) -> SeenCluster:
+def read_state(source: ReadsCluster) -> SeenCluster:
     with gc_control.building():
         return read_from(source)
 
