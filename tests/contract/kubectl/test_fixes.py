@@ -1,4 +1,4 @@
-"""A fix that explain offers works: applied to the objects, the pod fits when explain is asked again."""
+"""Fixes from explain work: after applying a fix, explain reports that the pod fits."""
 
 import re
 import time
@@ -95,7 +95,7 @@ def applied(state: ClusterState, pod: Mapping[str, Any], fix: str) -> ClusterSta
         pattern, match = next(
             ((pattern, match) for pattern in FIXES if (match := re.fullmatch(pattern, part))), ("", None)
         )
-        assert match is not None, f"a kind of fix that is not known here: {part}"
+        assert match is not None, f"an unknown kind of fix: {part}"
         FIXES[pattern](state, request, *match.groups())
     return state
 

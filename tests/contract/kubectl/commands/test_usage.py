@@ -161,7 +161,7 @@ HELD: dict[str, tuple[int, list[dict[str, Any]]]] = {
         ],
     ),
 }  # fmt: skip
-"""What exporters say in the examples of the pages: window and claims, by namespace."""
+"""Exporter reports of the examples in the docs: window and claims, by namespace."""
 
 
 @pytest.mark.parametrize(

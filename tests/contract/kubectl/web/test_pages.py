@@ -56,7 +56,7 @@ def full_state() -> ClusterState:
 
 
 def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
-    """Each twice: the answers that take long are there the second time."""
+    """Request each page twice: the second response contains the slow answers."""
     site.read(full_state(), n=told(told_gpu("gpu-0", "GPU-0", policy="pool")))
     for _ in range(2):
         texts = {path: browser.get(f"{site.base}{path}") for path in PAGES}
@@ -392,7 +392,7 @@ def tiles(page: str) -> list[str]:
 
 
 def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient") -> None:
-    """Free, healthy, none and 0 are said only of what was read."""
+    """Free, healthy, none and 0 appear only for objects that were read."""
     assert tiles(browser.get(f"{site.base}/").text) == ["?"] * 7
     site.read(replace(full_state(), slices=(), gaps=("resourceslices: no", "gpunodes: no", "events: no")))
     fleet = browser.get(f"{site.base}/?show=free").text

@@ -66,7 +66,7 @@ def test_help_names_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
 
 
 def test_overview_imports_no_other_package() -> None:
-    """Help has to be fast, and the node process must stay small."""
+    """Help must be fast, and the node process must stay small."""
     script = "import sys; from dra_driver.core.command_line import main\n"
     script += "try: main.main(['version'])\nexcept SystemExit: pass\n"
     script += "print(*[name for name in sys.modules if name.startswith('dra_driver.')])"
@@ -165,7 +165,7 @@ def test_help_has_examples_that_parse(name: str) -> None:
 
 
 class Terminal(io.StringIO):
-    """Tells when something was written."""
+    """Signal the first write."""
 
     def __init__(self, is_terminal: bool = True) -> None:
         super().__init__()

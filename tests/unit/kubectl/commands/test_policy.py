@@ -166,7 +166,7 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 
 
 def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
-    """A new field that is not here would be given by a policy and told by no command."""
+    """A missing field would be absent from the output."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]
     below = {f"{name}.{inner}" for name in ("forms", "sharing", "health") for inner in spec[name]["fields"]}
     usage = spec["usage"]["fields"]

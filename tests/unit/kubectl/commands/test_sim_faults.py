@@ -1,4 +1,4 @@
-"""The commands that make simulated GPUs ill and well again."""
+"""Commands that inject faults into simulated GPUs and end them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -178,7 +178,7 @@ def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
         assert right in str(missing.value)
     assert api.requests == []
     api.denied = {("create", "pods")}
-    assert Run(api, replace(ALL, evict=True)).drain().result == "done", "nothing has to be evicted"
+    assert Run(api, replace(ALL, evict=True)).drain().result == "done", "no pod needs eviction"
 
 
 @pytest.mark.parametrize("evict", [False, True])
@@ -235,7 +235,7 @@ def test_undrain_ends_what_drain_began() -> None:
     Run(api, ALL).drain()
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.result) == ({}, "done")
-    # Of a node that is drained as a whole single GPUs cannot be given back: which others to keep is not known.
+    # Single GPUs of a fully drained node cannot be undrained: the remaining GPUs are unknown.
     api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().annotation == "GPU-1"
     api.annotations[DRAIN_ANNOTATION] = "all"

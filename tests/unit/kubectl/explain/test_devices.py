@@ -1,4 +1,4 @@
-"""Why devices are rejected, whole, in partitions and shared: each of the allocator's reasons, with the found values."""
+"""Reasons of rejected devices (whole, partition, share): each of the allocator's reasons, with the found values."""
 
 from typing import Any
 

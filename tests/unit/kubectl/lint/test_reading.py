@@ -1,4 +1,4 @@
-"""Reading YAML: positions in all styles, aliases, limits, and files that are no manifests."""
+"""Reading YAML: positions in all styles, aliases, limits, and files without manifests."""
 
 from pathlib import Path
 

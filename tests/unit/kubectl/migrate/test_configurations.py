@@ -43,13 +43,13 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
         ([MPS], "device-plugin-input", {"sharing": {"strategy": "MPS", "maxShares": 10, "defaultComputePercent": 10}}),
         # The device plugin offered whole GPUs alone.
         (["version: v1\nflags: {migStrategy: none}\n"], "device-plugin-input", {"forms": {"migProfiles": []}}),
-        # Only nodes among the inputs are known.
+        # Only input nodes count.
         (
             [NAMED, node("a", plugin="shared"), node("b")],
             "device-plugin-shared",
             {"select": {"nodeNames": ["a"]}, "priority": 10, "sharing": SHARES},
         ),
-        # Nothing could be had of a GPU with MIG on and no devices, and nothing can.
+        # A GPU with MIG on and no devices offered nothing before, and offers nothing now.
         (
             [layout("empty", "{devices: all, mig-enabled: true, mig-devices: {}}"), node("a", mig="empty")],
             "mig-empty",
@@ -99,7 +99,7 @@ def test_without_nodes_such_a_policy_is_for_none() -> None:
 
 @pytest.mark.parametrize("configs", [{"only": SHARED}, {"default": SHARED, "other": EMPTY}])
 def test_the_default_config_is_for_every_node(configs: dict[str, str]) -> None:
-    """The plugin's config-manager takes the one that is alone, or is called default."""
+    """The plugin's config-manager uses the only config, or the config named default."""
     found = migrated(config_map(**configs))
     assert "select" not in policy(found, f"device-plugin-{next(iter(configs))}")
 

@@ -87,10 +87,10 @@ def test_an_answer_becomes_values() -> None:
     assert (told.window_s, told.gaps, use.idle_s) == (300, [], 0.0)
 
 
-@pytest.mark.parametrize(("told", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
-def test_unknown_idle_time_is_not_idle(told: Any, idle_s: float | None) -> None:
-    """The exporter counts: neither its window nor the last use says how long a claim was seen without use."""
-    assert one(idleSeconds=told).idle_s == idle_s
+@pytest.mark.parametrize(("reported", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
+def test_unknown_idle_time_is_not_idle(reported: Any, idle_s: float | None) -> None:
+    """The exporter reports idle time; its window and the last use are insufficient."""
+    assert one(idleSeconds=reported).idle_s == idle_s
 
 
 @pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])

@@ -1,4 +1,4 @@
-"""From objects of the cluster to bars drawn to scale."""
+"""Derive bars drawn to scale from cluster objects."""
 
 from typing import Any
 
@@ -172,7 +172,7 @@ RULE = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-0"
     ],
 )
 def test_only_a_gpu_that_a_claim_can_get_is_free(device: Any, more: Any, closed: str) -> None:
-    """As `kubectl dra capacity` counts; health is known, which does not make it free."""
+    """Free GPUs as in `kubectl dra capacity`: a healthy GPU is not always free."""
     of = more.pop("of", 1)
     state = small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0", **device), of=of),), **more)
     healthy = told(told_gpu("gpu-0", "GPU-0", health=HealthWord.HEALTHY))

@@ -29,7 +29,7 @@ from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small
 
 
 class Script:
-    """Answers one after the other; exceptions are raised."""
+    """Return the answers in order; raise exceptions."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -106,7 +106,7 @@ def test_clusters_with_equal_objects_are_the_same() -> None:
 
 
 class FakeApi:
-    """Lists nothing but GpuNodes."""
+    """List only GpuNodes."""
 
     def __init__(self, gpu_nodes: Any) -> None:
         self._gpu_nodes = gpu_nodes
