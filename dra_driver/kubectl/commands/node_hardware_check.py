@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.diagnose.hardware.remote import run_on_node
     from dra_driver.kube.pod_run import PodPlace
 
-    numbers(args.only)  # refused here and not by the pod
+    numbers(args.only)  # validated before the pod runs
     limit_s = total_s(args.total)
     place = PodPlace(
         command="kubectl dra hardware-check",

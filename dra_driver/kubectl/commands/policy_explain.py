@@ -94,7 +94,7 @@ def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) ->
     try:
         written = rest.get(paths.gpu_policies(gpu.policy))
     except (NotFoundError, ForbiddenError) as error:
-        print(f"its fields cannot be read: {error}")
+        print(f"cannot read its fields: {error}")
         return True
     generation = (written.get("metadata") or {}).get("generation")
     if applied is not None and applied.generation is not None and applied.generation != generation:

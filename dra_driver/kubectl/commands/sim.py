@@ -324,7 +324,7 @@ class FaultCommand:
     def _await(
         self, what: str, device: str | None, before: Mapping[str, object], taints: frozenset[str], wait_s: float
     ) -> None:
-        """Wait until the node process reacts. Raises DraError when it refuses or does not."""
+        """Wait until the node process reacts. Raises DraError for a refusal or timeout."""
         until, followed = self._clock() + wait_s, False
         while self._clock() < until:
             new = [event for name, event in self._events().items() if before.get(name) != event]

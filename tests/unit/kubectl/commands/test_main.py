@@ -231,7 +231,7 @@ CASES = {
     "explain --cluster-state STATE -f /nowhere.yaml": "cannot read /nowhere.yaml",
     "idle --idle-for soon": "--idle-for",
     "migrate": "no input",
-    "migrate missing.yaml": "no such file or folder",
+    "migrate missing.yaml": "no such file or directory",
     "migrate - --gpu-memory lots": "--gpu-memory",
     "migrate - --gpu-memory 1": "expected 256Mi to 4Ti",
     "policy explain gpu-0": "expected NODE/GPU",
