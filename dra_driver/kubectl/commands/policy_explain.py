@@ -15,8 +15,7 @@ from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfi
 _EXPLAIN: Final = """\
 Show the policy that applies to a GPU, the value of each field, and why other matching policies do not apply.
 
-Reads the node's GpuNode and the GpuPolicy objects. With --policies and --gpus, applies files offline to GPUs of that
-kind, as `dra-driver policy check` does.
+With --policies and --gpus, applies files offline to GPUs of that kind, as `dra-driver policy check` does.
 """
 _NO_POLICY: Final = "no policy applies: all fields have their defaults"
 

@@ -163,7 +163,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 INJECT_ABOUT: Final = """\
 Make a simulated GPU or an existing partition unhealthy until `dra-driver sim recover`. Requires a node process with
---simulate; other node processes ignore the fault. FAULT is one of
+--simulate. FAULT is one of
 
   xid=N             an XID; 79: the GPU falls off the bus; 13, 31, 43, 45, 68 and 109: application errors
   ecc               a double-bit ECC error
