@@ -45,7 +45,7 @@ def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site
     assert site.opened().get(f"{site.base}/").status_code == 200
 
 
-def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
+def test_cookie_is_scoped_to_this_page(site: Site) -> None:
     """Not for scripts, not with requests from other sites, and not for servers at other ports of this host."""
     cookie = site.browser().get(f"{site.base}/open?code={site.code}").headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -164,7 +164,7 @@ def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lamb
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", REQUEST[:-2]])
-def test_a_connection_on_which_nothing_is_asked_ends(sent: bytes) -> None:
+def test_connection_without_request_is_closed(sent: bytes) -> None:
     assert talk(sent) == b""
 
 
@@ -239,7 +239,7 @@ def test_a_connection_ends_some_time_after_its_answer(more: bytes) -> None:
     assert talk(REQUEST + more).endswith(b"ok")
 
 
-def test_without_room_a_new_connection_closes_and_none_of_the_owner() -> None:
+def test_connection_limit_spares_owner_connections() -> None:
     async def story(connect: Connect) -> tuple[bytes, bytes]:
         live, _ = await connect(REQUEST)
         await asked.wait()

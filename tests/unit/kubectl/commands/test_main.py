@@ -47,9 +47,7 @@ def test_wrong_use_is_status_2(arguments: list[str], said: str, capsys: pytest.C
     assert said in capsys.readouterr().err
 
 
-def test_wrong_setting_is_status_2_with_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_setting_exits_with_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
     assert main.main(["kubelet-plugin"]) == 2
     assert capsys.readouterr().err == "dra-driver: --node-name (NODE_NAME) is missing\n"
@@ -148,7 +146,7 @@ def examples(name: str, parser: argparse.ArgumentParser) -> list[list[str]]:
     return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
 
 
-def test_no_example_is_of_a_command_that_is_no_more() -> None:
+def test_examples_use_existing_commands() -> None:
     assert EXAMPLES.keys() - FOUND.keys() == set()
 
 

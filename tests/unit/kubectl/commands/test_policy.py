@@ -193,7 +193,7 @@ def test_without_a_policy_all_fields_have_their_defaults(capsys: pytest.CaptureF
     assert not any("policy" in line[-2:] for line in found[5:])
 
 
-def test_a_policy_that_was_deleted_meanwhile_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_deleted_during_the_run_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     gone = NodePolicy(name="gone", origin=PolicyOrigin.OBJECT, state=PolicyState.IN_FORCE, gpus=("gpu-0",))
     assert explain_gpu(Api(gone, applied="gone"), "a", "gpu-0") == 1
     assert "cannot read its fields" in capsys.readouterr().out

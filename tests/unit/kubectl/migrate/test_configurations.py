@@ -158,7 +158,7 @@ def test_policies_that_come_out_are_valid_and_do_not_contradict(names: tuple[str
         assert not same or apart, f"{one.name} and {other.name}"
 
 
-def test_two_configs_for_all_nodes_are_told() -> None:
+def test_two_configs_for_all_nodes_are_hinted() -> None:
     one, other = documents(SHARED, "one.yaml"), documents(MPS, "two.yaml")
     found = translate([*one, *other], MigrateOptions(), documents)
     assert any("device-plugin-one and device-plugin-two" in hint for hint in found.hints)
@@ -179,7 +179,7 @@ def test_values_of_the_charts_are_carried(name: str, path: tuple[str, ...], valu
     assert at(of_inputs(name).values, *path) == value
 
 
-def test_two_inputs_that_want_different_values_are_told() -> None:
+def test_conflicting_chart_values_are_hinted() -> None:
     found = migrated("nvidiaDriverRoot: /a\nmigStrategy: mixed\n---\nnvidiaDriverRoot: /b\nmigStrategy: mixed\n")
     assert found.values["driver"]["root"] == "/a"
     assert any("driver.root" in hint for hint in found.hints)

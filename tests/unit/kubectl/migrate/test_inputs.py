@@ -213,7 +213,7 @@ def test_a_broken_config_inside_a_configmap_is_named_with_its_key() -> None:
         "7",
     ],
 )
-def test_a_pod_with_odd_parts_does_not_end_the_run(spec: str) -> None:
+def test_malformed_pod_does_not_end_the_run(spec: str) -> None:
     found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\nspec: {spec}\n---\n{POD}")
     assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
     assert found.problems == [] or "Pod odd: a field has an unexpected type" in found.problems[0]

@@ -172,7 +172,7 @@ def test_amounts_that_the_api_server_refuses_are_invalid(
     assert [reason in each for each in told] == [True] * (len(limits) + 1 if reason else 0)
 
 
-def test_time_sliced_shares_are_said_to_have_no_limit_of_memory() -> None:
+def test_time_sliced_shares_note_missing_memory_limit() -> None:
     assert (
         "shares limit memory" in said(migrated(pod(container(gpu=1), before=SHARED % "false")), '["nvidia.com/gpu"]')[0]
     )
@@ -188,7 +188,7 @@ def test_product_label_with_profile_selects_mig_device() -> None:
 
 
 @pytest.mark.parametrize(("spec", "is_hinted"), [("memory", True), ("product", False), ("preferred", False)])
-def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, is_hinted: bool) -> None:
+def test_pods_that_keep_labels_are_hinted(spec: str, is_hinted: bool) -> None:
     """A share has no selector for GPU memory: the pod needs GPU Feature Discovery."""
     term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}]}

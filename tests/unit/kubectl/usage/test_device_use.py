@@ -209,7 +209,7 @@ def test_answers_are_joined_by_claim_and_device() -> None:
         pytest.param("used_bytes", 10**400, id="larger than a float"),
     ],
 )
-def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> None:
+def test_impossible_value_is_skipped_and_reported(field: str, value: str) -> None:
     history = History(3600)
     history.add("processes", recorded((LABELS, "1")))
     history.add(field, recorded((LABELS, value)))
@@ -219,7 +219,7 @@ def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> 
     assert gap.startswith(f"1 impossible values of Prometheus were skipped: {field} of a/x on gpu-0")
 
 
-def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
+def test_series_without_claim_are_skipped() -> None:
     history = History(3600)
     odd: dict[str, Any] = recorded(({"namespace": "a"}, "1"))
     odd["data"]["result"] += [None, 7, {"metric": []}, {"value": [1, "1"]}]

@@ -82,7 +82,7 @@ def test_nodes_and_gpus_are_in_natural_order() -> None:
     assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
-def test_a_quantity_that_is_none_is_no_memory() -> None:
+def test_invalid_quantity_counts_as_no_memory() -> None:
     state = replace(small_state(), slices=(slice_of("n", whole("gpu-0", "GPU-0", memory="much")),))
     assert fleet(state).nodes[0].gpus[0].memory_bytes == 0
 
