@@ -1,1 +1,1 @@
-"""Run what people type and look at: `kubectl dra` and its web UI."""
+"""Commands of `kubectl dra` and its web UI."""

@@ -22,7 +22,7 @@ from dra_driver.kubectl.web.reading import (
     FileSource,
     Periodic,
     SeenCluster,
-    read_without_collection,
+    read_state,
     same_cluster,
 )
 from dra_driver.kubectl.web.rows import EXAMPLE
@@ -73,7 +73,7 @@ class _Site:
         self._browser.get(f"/{keys.folder}/open?code={keys.code}")
 
     def _read(self) -> SeenCluster:
-        return read_without_collection(FileSource(self._state))
+        return read_state(FileSource(self._state))
 
     def read(self) -> float:
         begun = time.monotonic()

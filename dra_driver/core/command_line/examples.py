@@ -7,25 +7,25 @@ EXAMPLES: Final = {
   kubectl dra devices --node gpu-a            devices of the node and their claims
   kubectl dra devices -n team-a -o json       devices of a namespace's claims""",
     "kubectl dra topology": """\
-  kubectl dra topology --node gpu-a           its GPUs, what links them, and who has them
+  kubectl dra topology --node gpu-a           its GPUs with their links and claims
   kubectl dra topology -o json""",
     "kubectl dra claims": """\
-  kubectl dra claims --pending                what still waits, in all namespaces
+  kubectl dra claims --pending                unallocated claims of all namespaces
   kubectl dra claims -n team-a --node gpu-a""",
     "kubectl dra capacity": """\
-  kubectl dra capacity                        free, fragmented and stranded GPUs, and what would still fit
+  kubectl dra capacity                        free, fragmented and stranded GPUs, and fitting claims
   kubectl dra capacity --share 8Gi --by-node     how many shares of 8 GiB, node by node
   kubectl dra capacity --cluster-state cluster.json""",
     "kubectl dra usage": """\
-  kubectl dra usage                           each device of each claim, as the exporters know it
+  kubectl dra usage                           devices of all claims, from the exporters
   kubectl dra usage --by namespace -o csv
   kubectl dra usage -n team-a --prometheus http://localhost:9090 --window 7d""",
     "kubectl dra idle": """\
-  kubectl dra idle                            by the exporters' own window
+  kubectl dra idle                            in the exporters' window
   kubectl dra idle --idle-for 12h --prometheus http://localhost:9090 --window 7d""",
     "kubectl dra quota": """\
   kubectl dra quota
-  kubectl dra quota -n team-a --idle          and how many devices are idle""",
+  kubectl dra quota -n team-a --idle          with idle devices""",
     "kubectl dra classes": """\
   kubectl dra classes list
   kubectl dra classes apply --dry-run
@@ -34,7 +34,7 @@ EXAMPLES: Final = {
   kubectl dra policy explain gpu-a/gpu-0
   kubectl dra policy explain gpu-a/gpu-0 --policies policies/ --gpus 8xh100-sxm5-80gb    before it is applied""",
     "kubectl dra lint": """\
-  kubectl dra lint manifests/                 files alone, without a cluster
+  kubectl dra lint manifests/                 only files, without a cluster
   kubectl dra lint --strict -o sarif manifests/    for CI
   kubectl dra lint -n team-a                  objects in the cluster""",
     "kubectl dra snapshot": """\
@@ -43,7 +43,7 @@ EXAMPLES: Final = {
     "kubectl dra drain": """\
   kubectl dra drain gpu-a --evict             before an upgrade of the NVIDIA driver
   kubectl dra drain gpu-a --gpu gpu-3 --evict --timeout 30m    before one GPU is reset
-  kubectl dra drain gpu-a                     say who has GPUs, and wait until they end by themselves""",
+  kubectl dra drain gpu-a                     report the users of GPUs, and wait for them""",
     "kubectl dra undrain": """\
   kubectl dra undrain gpu-a
   kubectl dra undrain gpu-a --gpu gpu-3""",

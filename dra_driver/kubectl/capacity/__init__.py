@@ -1,4 +1,4 @@
-"""Free capacity: `survey`. Devices and claims with their users: `devices_of`, `claims_of`, `topology_of`."""
+"""Compute free capacity (`survey`), and list devices and claims (`devices_of`, `claims_of`, `topology_of`)."""
 
 from dra_driver.kubectl.capacity.holdings import (
     ClaimDevice,

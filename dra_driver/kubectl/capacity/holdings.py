@@ -1,7 +1,7 @@
 """List every published device with the claims that use it, and every claim with its devices.
 
 Only the newest generation of a pool counts (resource/v1 ``ResourcePool.generation``). Admin access is listed and
-marked, but it reserves nothing.
+marked, but does not reserve devices.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence

@@ -330,7 +330,7 @@ def _sum(entries: Sequence[Wire] | None) -> Sums:
 
 
 def _memory(unit: Unit, left: Sums, total: Sums) -> tuple[int, int]:
-    # A device in shares has consumed its counters completely; what its shares leave is available to other shares.
+    # A shared device consumes its counters completely; the rest is available to other shares.
     for_shares = sum(left_by_shares(device).get(MEMORY, 0) for device in unit.offered if device.shared)
     if MEMORY in total:
         return total[MEMORY], left[MEMORY] + for_shares

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--feature-gates",
         default="",
         metavar="A=true,B=false",
-        help="feature gates of the scheduler that differ from the defaults of its version",
+        help="scheduler feature gates that differ from its version's defaults",
     )
     parser.add_argument("--totals", action="store_true", help="with -o json: omit nodes")
     parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
     scheduler = scheduler_for(state, args.feature_gates)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
-    with Progress("counting what would fit"):
+    with Progress("counting fitting claims"):
         report = survey(state, options, driver=args.driver, node=args.node or "")
     if args.output == "json":
         print_json("CapacityReport", to_builtins(replace(report, nodes=()) if args.totals else report))

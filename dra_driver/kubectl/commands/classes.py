@@ -18,7 +18,7 @@ selector, and pods can request nvidia.com/mig-1g.10gb as with the device plugin.
 
   list    show the classes and the planned changes
   apply   create missing classes and restore changed ones; delete nothing
-  prune   delete managed classes without published devices and references in claims or templates
+  prune   delete managed classes without published devices, except classes in use by claims or templates
 
 Only classes with the label app.kubernetes.io/managed-by=dra-driver-classes are changed.
 """

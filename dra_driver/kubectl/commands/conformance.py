@@ -26,7 +26,7 @@ pod runs.
   dra-driver conformance --simulate 2xh100-sxm5-80gb                        this project's driver
 
 Exit status: 0 no check failed, 1 a check failed, 2 wrong usage or a directory that a kubelet uses, 3 some checks could
-not run. With --strict, failed checks of level "should" also return 1.
+not run.
 """
 SIMULATED_NODE: Final = "conformance-node"
 PROGRAM: Final = (sys.executable, "-m", "dra_driver.core.command_line.main")
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run = parser.add_argument_group("the run")
     run.add_argument("--profile", choices=("basic", "full"), default="basic", help="default: basic")
     run.add_argument("--only", default="", metavar="IDS", help="checks by id, comma-separated; * is allowed")
-    run.add_argument("--strict", action="store_true", help="exit with 1 also for advice")
+    run.add_argument("--strict", action="store_true", help="exit with 1 also for failed checks of level 'should'")
     run.add_argument("--list", action="store_true", help="print the checks and exit")
     run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="time limit for each check")
     run.add_argument("--output", choices=("table", "json", "junit"), default="table", help="default: table")

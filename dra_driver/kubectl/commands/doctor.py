@@ -31,8 +31,7 @@ objects, unless --on-node runs a pod. Missing permissions are reported, and do n
   kubectl dra doctor --snapshot bundle.tar.gz
 """
 EPILOG: Final = """\
-exit status: 0 all checks passed; 1 a layer fails; 2 some checks have no answer, or the API server does not
-answer
+exit status: 0 all checks passed; 1 a layer fails; 2 some checks or the API server do not answer
 """
 MOST_TIMEOUT_S: Final = 600.0
 _ONE_QUESTION_S: Final = 15.0

@@ -20,8 +20,7 @@ Free a node's GPUs for a driver upgrade, a reset or a reboot:
   4. wait until no claim uses them
   5. for a whole node, or with --detach, wait until the node process has closed the NVIDIA driver
 
-The node is not cordoned: pods without GPUs keep running. The command can be interrupted and repeated. Exit status:
-0 done, 1 timeout or missing permission, 2 wrong usage, 130 interrupted.
+The node is not cordoned: other pods keep running. The command can be interrupted and repeated.
 """
 DEFAULT_DRIVER: Final = "gpu.nvidia.com"
 _UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}

@@ -33,7 +33,7 @@ _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="what to explain")
+    parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="object to explain")
     parser.add_argument(
         "-f",
         "--filename",

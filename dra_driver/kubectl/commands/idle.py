@@ -14,7 +14,7 @@ from dra_driver.kubectl.usage.idle_report import IdleRow, UsageFinding, classify
 DESCRIPTION: Final = """\
 List idle claims, and claims that would fit into a smaller MIG profile or share: their peak memory in the window plus
 20 %. A claim is idle when none of its devices was used for --idle-for. Claims without data are listed as unknown, never
-as idle. Use --prometheus with --window before reclaiming: the exporters keep a short window.
+as idle. The exporters keep a short window: use --prometheus with --window before reclaiming.
 """
 _WINDOW: Final = "24h"
 _HEADINGS: Final = ("NAMESPACE", "CLAIM", "NODE", "DEVICE", "HAS", "PEAK", "IDLE", "FINDING", "PODS")

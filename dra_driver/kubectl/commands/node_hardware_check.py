@@ -11,8 +11,8 @@ from dra_driver.kubectl.commands.doctor import add_pod_flags
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
-Run `dra-driver hardware-check` in a pod on a node, with image, environment, volumes and privileges of the node process'
-DaemonSet. Print its output, write its report to a local file and delete the pod.
+Run `dra-driver hardware-check` in a pod like the node process' on a node, print its output, write its report to a local
+file and delete the pod.
 
 Needs permission to get daemonsets.apps, and to create, get and delete pods and get pods/log in the driver's namespace.
 Exit status as `dra-driver hardware-check`; 1 also if the pod returns no report.
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     from dra_driver.diagnose.hardware.remote import run_on_node
     from dra_driver.kube.pod_run import PodPlace
 
-    numbers(args.only)  # refused here and not by the pod
+    numbers(args.only)  # validated before the pod runs
     limit_s = total_s(args.total)
     place = PodPlace(
         command="kubectl dra hardware-check",

@@ -15,8 +15,7 @@ from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfi
 _EXPLAIN: Final = """\
 Show the policy that applies to a GPU, the value of each field, and why other matching policies do not apply.
 
-Reads the node's GpuNode and the GpuPolicy objects. With --policies and --gpus, applies files offline to GPUs of that
-kind, as `dra-driver policy check` does.
+With --policies and --gpus, applies files offline to GPUs of that kind, as `dra-driver policy check` does.
 """
 _NO_POLICY: Final = "no policy applies: all fields have their defaults"
 
@@ -94,7 +93,7 @@ def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) ->
     try:
         written = rest.get(paths.gpu_policies(gpu.policy))
     except (NotFoundError, ForbiddenError) as error:
-        print(f"its fields cannot be read: {error}")
+        print(f"cannot read its fields: {error}")
         return True
     generation = (written.get("metadata") or {}).get("generation")
     if applied is not None and applied.generation is not None and applied.generation != generation:

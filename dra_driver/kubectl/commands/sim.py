@@ -163,7 +163,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 INJECT_ABOUT: Final = """\
 Make a simulated GPU or an existing partition unhealthy until `dra-driver sim recover`. Requires a node process with
---simulate; other node processes ignore the fault. FAULT is one of
+--simulate. FAULT is one of
 
   xid=N             an XID; 79: the GPU falls off the bus; 13, 31, 43, 45, 68 and 109: application errors
   ecc               a double-bit ECC error
@@ -324,7 +324,7 @@ class FaultCommand:
     def _await(
         self, what: str, device: str | None, before: Mapping[str, object], taints: frozenset[str], wait_s: float
     ) -> None:
-        """Wait until the node process reacts. Raises DraError when it refuses or does not."""
+        """Wait until the node process reacts. Raises DraError for a refusal or timeout."""
         until, followed = self._clock() + wait_s, False
         while self._clock() < until:
             new = [event for name, event in self._events().items() if before.get(name) != event]

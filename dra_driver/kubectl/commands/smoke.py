@@ -25,10 +25,10 @@ claim for one device and compare `nvidia-smi -L` in its container with the alloc
   kubectl dra smoke                       each kind once, on any node with a free device
   kubectl dra smoke --node gpu-a          all kinds that gpu-a publishes
   kubectl dra smoke --all-nodes --kind gpu
-  kubectl dra smoke --cleanup             delete leftovers of interrupted runs now, not after minutes
+  kubectl dra smoke --cleanup             delete leftovers of interrupted runs
 
-The pods run the driver's image without root, under the Pod Security Standard "restricted". Exit status: 0 all tests
-passed, 1 a failure, 2 wrong usage, a missing permission or no published devices, 130 interrupted.
+The pods run the driver's image under the Pod Security Standard "restricted". Exit status 2 also without permission
+or published devices.
 """
 _LONGEST_S: Final = 3600
 _MOST_PARALLEL: Final = 64

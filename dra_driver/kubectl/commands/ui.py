@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--driver-namespace",
         metavar="NAME",
         default="dra-driver",
-        help="namespace of the usage exporters (default: dra-driver); needs permission to list pods and get "
-        "pods/proxy there",
+        help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
     )
     parser.add_argument("--prometheus", metavar="URL", help="start charts with the last hour from this Prometheus")
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")

@@ -9,7 +9,7 @@ from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at
 
 DESCRIPTION: Final = """\
 Undrain GPUs: remove the annotations of `kubectl dra drain`, and wait until the node process has removed the taint and
-reattached to the NVIDIA driver. Exit status: 0 done, 1 timeout or missing permission, 2 wrong usage, 130 interrupted.
+reattached to the NVIDIA driver.
 """
 
 

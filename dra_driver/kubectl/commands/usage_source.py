@@ -63,7 +63,7 @@ _MAX_TOKEN: Final = 16_384
 
 
 class PrometheusError(DraError):
-    """Prometheus did not answer, refused the query, or sent an unreadable answer."""
+    """Prometheus did not respond, rejected the query, or sent an invalid response."""
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -1,4 +1,4 @@
-"""Explains why a pod or a claim has no devices: ``explain(state, subject)`` returns an `Explanation`."""
+"""Explain why a pod or claim has no devices: ``explain(state, subject)`` returns an `Explanation`."""
 
 from dra_driver.kubectl.explain.causes import gaps_that_matter
 from dra_driver.kubectl.explain.evaluation import SchedulerModel, scheduler_for

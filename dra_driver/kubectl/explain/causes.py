@@ -99,13 +99,13 @@ class _Form(NamedTuple):
 
 
 _PARTITION: Final = _Form(
-    what="MIG partitions that do not exist yet",
+    what="MIG partitions created on demand",
     gate="DRAPartitionableDevices",
     attributes={names.TYPE: {"string": names.TYPE_MIG}, names.PROFILE: {"string": "1g.10gb"}},
 )
 _SHARED: Final = tuple(
     _Form(
-        what="GPUs for several claims at once",
+        what="shared GPUs",
         gate="DRAConsumableCapacity",
         attributes={names.SHARING_STRATEGY: {"string": strategy}},
         shared=True,

@@ -364,7 +364,7 @@ def _inspect_devices(
     else:
         message = "enough devices for each request, but not for all requests together"
     counts.count_node(message, result.name, by_devices=True)
-    if result.like is not None and not observed.left_out:  # pools that are left out differ between nodes
+    if result.like is not None and not observed.left_out:  # omitted pools differ between nodes
         counts.inspected_like[result.like, on_node.like] = _Inspected(message, len(devices), found)
 
 

@@ -45,7 +45,7 @@ class SchedulerModel(Struct, frozen=True, kw_only=True):
 
 
 def scheduler_of(version: str, gates: Mapping[str, bool], slices: Iterable[Wire] = ()) -> SchedulerModel:
-    """Return the model for a version ("" is 1.36). ``gates`` override its defaults and what ``slices`` show."""
+    """Return the model for a version ("" is 1.36). ``gates`` override its defaults and gates found in ``slices``."""
     found, defaults = _VERSION.match(version), _lists_seen(slices)
     if found is None:
         return SchedulerModel(features=SchedulerFeatures.from_gates({**defaults, **gates}))
@@ -217,7 +217,7 @@ class Evaluation:
             yield from pool.devices
 
     def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
-        """Claims to allocate with their labels, and the extended resources that one of them stands for."""
+        """Return claims to allocate with their labels, and the extended resources that one claim represents."""
         claims = [item.claim for item in self._unallocated if item.claim is not None]
         labels = [item.label for item in self._unallocated if item.claim is not None]
         pod, wanted = self._subject.pod, self._subject.extended_requests
@@ -293,7 +293,7 @@ class Holders:
 
 
 class NodeHolders(Holders):
-    """Holders of one node's devices. Texts have marks in place of claims, which `named` replaces.
+    """Holders of one node's devices. Texts contain marks for claims; `named` replaces the marks.
 
     ``like`` is equal for nodes on which any claims use the same devices alike, so such nodes are explained once.
     """
@@ -317,7 +317,7 @@ class NodeHolders(Holders):
         return super().label_with_pods(claim) if number is None else f"\x00{number}\x00"
 
     def named(self, text: str) -> str:
-        """Return the text with this node's claims and their pods in place of the marks."""
+        """Return the text with this node's claims and pods instead of the marks."""
         if "\x00" not in text:
             return text
         labels = {str(number): claim for claim, number in self._numbers.items()}

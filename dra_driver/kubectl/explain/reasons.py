@@ -86,17 +86,17 @@ def _value(values: Wire | None, driver: str, name: tuple[str, str]) -> str:
 _RESERVED: Final = "gpu.dra-driver.io/reserved"
 _DRAINING: Final = "gpu.dra-driver.io/draining"
 _OTHER_GPU: Final = "request another GPU"
-_BROKEN: Final = "wait until the driver sees the GPU recover, or have it repaired (docs/health.md)"
+_BROKEN: Final = "wait until the GPU recovers, or repair it (docs/health.md)"
 _MOST_NAMED: Final = 20
 _PASSING: Final = {
-    DRAINED_TAINT: f"wait: a person drains the GPU for maintenance; kubectl dra undrain ends that, or {_OTHER_GPU}",
+    DRAINED_TAINT: f"wait: the GPU is drained for maintenance until kubectl dra undrain, or {_OTHER_GPU}",
     DETACHED_TAINT: (
-        "wait: the node does not give its GPUs to new claims now; the Node's events DriverDetached and SecondPublisher "
-        "and /readyz of its node process say why"
+        "wait: the node does not accept new claims; see the Node's events DriverDetached and SecondPublisher, and "
+        "/readyz of its node process"
     ),
     "gpu.dra-driver.io/creation-refused": (
-        "wait some minutes: the node could not create partitions of the GPU, because another process has it open; the "
-        "Node's event PartitionsWithheld names it"
+        "wait some minutes: the node could not create partitions, because another process uses the GPU; see the "
+        "Node's event PartitionsWithheld"
     ),
     "gpu.dra-driver.io/fabric-not-ready": (
         "wait: Fabric Manager has not registered the GPU in the NVLink fabric; see the Node's event FabricNotReady"
@@ -236,13 +236,13 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
         users = "all workloads that use" if needs_all else "workloads that use"
     fix = f"end {users} the GPU: {act_on(claims)}" if claims else "request less in one pod, or another GPU"
     if spec.admin_access:
-        message += ", and the scheduler charges them for admin access, too"
+        message += ", and the scheduler charges them for admin access"
         fix += "; on nodes monitored through claims, disable MIG profiles (GpuPolicy, forms: {migProfiles: []})"
     return RejectionReason("counterShort", message, seen, fix, users=tuple(users_of))
 
 
 def overlaps(spec: RequestSpec, device: PoolDevice, holders: Holders) -> list[RejectionReason]:
-    """Return a reason for each set of claims with devices in the memory slices of this one: only one can have each."""
+    """Return a reason for each set of claims that use the same memory slices."""
     found: dict[tuple[str, ...], RejectionReason] = {}
     if device.allocated or not holders.allocated_in(*device.slice.key):
         return []
@@ -278,7 +278,7 @@ def _consumers(device: PoolDevice, cause: CounterShort, holders: Holders) -> lis
 
 
 def _consumed(wire: Wire, cause: CounterShort) -> int:
-    """Return billionths; 0 for an invalid value, which is reported elsewhere."""
+    """Return billionths; 0 for an invalid value."""
     entries = [entry for entry in wire.get("consumesCounters") or () if entry.get("counterSet") == cause.counter_set]
     values = [(entry.get("counters") or {}).get(cause.counter) for entry in entries]
     try:
@@ -293,7 +293,7 @@ def _constraint(cause: ConstraintBroken) -> RejectionReason:
         return RejectionReason("constraint", f"{what}: the device does not have the attribute", "")
     others = "the chosen device has" if cause.kind == "matchAttribute" else "already used:"
     seen = f"{cause.seen}, while {others} {', '.join(cause.others[:2])}"
-    return RejectionReason("constraint", f"{what}: not satisfied with the devices chosen before", seen)
+    return RejectionReason("constraint", f"{what}: not satisfied with the previously chosen devices", seen)
 
 
 ORDER: Final = (

@@ -219,8 +219,8 @@ def gate_hint(wanted: Sequence[KnownDevice], cluster: Sequence[KnownDevice]) -> 
         return ""
     if all(attribute_text(device.wire.get("attributes"), "", names.TYPE) == names.TYPE_MIG for device in wanted):
         seen = any(device.wire.get("consumesCounters") for device in cluster)
-        return "" if seen else _HINT.format(what="MIG partitions that do not exist yet", gate="DRAPartitionableDevices")
+        return "" if seen else _HINT.format(what="MIG partitions created on demand", gate="DRAPartitionableDevices")
     if all(device.shared for device in wanted):
         seen = any(device.shared for device in cluster)
-        return "" if seen else _HINT.format(what="GPUs for several claims at once", gate="DRAConsumableCapacity")
+        return "" if seen else _HINT.format(what="shared GPUs", gate="DRAConsumableCapacity")
     return ""

@@ -162,7 +162,7 @@ class ClaimChecker:
         namespace = self._scope.find("Namespace", DEFAULT_NAMESPACE, manifest.namespace)
         hint = f'kubectl label namespace {manifest.namespace} {ADMIN_LABEL}="true"'
         if namespace is None:
-            message = f"admin access is refused unless namespace {manifest.namespace} has the label {ADMIN_LABEL}"
+            message = f"admin access requires the label {ADMIN_LABEL} on namespace {manifest.namespace}"
             self._reporter.add("DRA038", spot, message, hint=hint)
         elif namespace.spot.string("metadata", "labels", ADMIN_LABEL) != "true":
             message = f'admin access is refused: namespace {manifest.namespace} lacks the label {ADMIN_LABEL}: "true"'

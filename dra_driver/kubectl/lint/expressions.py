@@ -110,7 +110,7 @@ class ExpressionReads(Struct):
 
 
 class ParsedClause(Struct, frozen=True):
-    """One operand of ``&&``, which can be evaluated alone."""
+    """One operand of ``&&``, which can be evaluated separately."""
 
     text: str
     offset: int

@@ -35,7 +35,7 @@ _MORE: Final[Mapping[str, Mapping[str, tuple[str, bool]]]] = {
     "DeviceClaimConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
     "DeviceClassConfiguration": {"opaque": ("OpaqueDeviceConfiguration", True)},
 }
-"""Fields that the structs lack or that have other checks: only these kinds of selector and config exist."""
+"""Fields that the structs lack, and stricter checks: ``cel`` and ``opaque`` are required."""
 _WORDS: Final = {"str": "text", "int": "a whole number", "bool": "true or false", "map": "a mapping"}
 _KINDS: Final = {str: "str", int: "int", bool: "bool", dict[str, str]: "map", dict[str, meta.Quantity]: "quantities"}
 

@@ -167,7 +167,7 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
     """
     for path in paths:
         if path != STDIN and not Path(path).exists():
-            raise ConfigurationError(f"{path}: no such file or folder")
+            raise ConfigurationError(f"{path}: no such file or directory")
     for path in paths:
         if path == STDIN:
             yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], named_by_user=True)
@@ -195,7 +195,7 @@ def _manifests_below(folder: Path) -> Iterator[Path]:
             if path.suffix.lower() in _SUFFIXES and path.is_file():
                 count += 1
                 if count > MAX_FILES:
-                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; choose a smaller folder")
+                    raise ConfigurationError(f"{folder}: more than {MAX_FILES} manifests; choose a smaller directory")
                 yield path
 
 

@@ -169,7 +169,7 @@ def _qualified(resource: str) -> str:
 def _sharing(
     document: InputDocument, ledger: Ledger, gathered: Gathered, name: str
 ) -> tuple[str, list[ReplicatedResource], bool]:
-    """Return strategy, replicated resources, and whether several replicas are refused. MPS wins, as in sharing.go."""
+    """Return strategy, replicated resources, and whether several replicas are rejected. MPS wins, see sharing.go."""
     value = document.value
     parts = {key: at(value, "sharing", key) for key in ("timeSlicing", "mps")}
     used = "mps" if parts["mps"] is not None else "timeSlicing" if parts["timeSlicing"] else ""

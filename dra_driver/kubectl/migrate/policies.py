@@ -59,7 +59,7 @@ def is_mig_parted(value: object) -> bool:
 
 
 def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
-    """Add the layouts to ``gathered``. Raises ConfigurationError if mig-parted would refuse the file."""
+    """Add the layouts to ``gathered``. Raises ConfigurationError for files that mig-parted rejects."""
     ledger = Ledger(document)
     value = mapping_at(document.value)
     if value.get("version") != "v1":

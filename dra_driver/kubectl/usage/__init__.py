@@ -1,1 +1,1 @@
-"""Read and sum up what claims use of their GPUs, for people's commands."""
+"""Read and summarize the GPU use of claims."""

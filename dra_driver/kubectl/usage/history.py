@@ -52,7 +52,7 @@ class History:
         self._impossible: list[str] = []
 
     def add(self, field: str, answer: object) -> None:
-        """Add an answer of ``/api/v1/query``. Raises ValueError for a refusal or another document."""
+        """Add an answer of ``/api/v1/query``. Raises ValueError for a rejection or another document."""
         for series in series_of(answer, "vector"):
             key = tuple(text(series.metric.get(name)) for name in KEY)
             value = finite(series.value[1] if len(series.value) > 1 else None)
@@ -107,7 +107,7 @@ _FORMS: Final = {"vector": "not a vector", "matrix": "not a range vector"}
 
 
 def series_of(answer: object, form: Literal["vector", "matrix"]) -> Sequence[Series]:
-    """Return the readable series. Raises ValueError for a refusal or an answer of another form."""
+    """Return the readable series. Raises ValueError for a rejection or another result type."""
     found = from_wire(_PrometheusAnswer, answer if isinstance(answer, dict) else {})
     if found.status != "success":
         raise ValueError(f"it rejected the query: {text(found.error) or 'no reason given'}")

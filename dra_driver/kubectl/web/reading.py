@@ -1,7 +1,7 @@
 """Read the cluster periodically while a page is open, and keep the last successfully read state.
 
-A `Periodic` reads while pages are requested, at least once per minute. It pauses for at least three times the read
-time, to limit the load on the API server. After a failure it keeps the last value with a message and the time of the
+A `Periodic` reads if a page was requested within the last minute. It pauses for at least three times the read time,
+to limit the load on the API server. After a failure it keeps the last value with a message and the time of the
 first failure.
 """
 
@@ -285,7 +285,7 @@ class ReadsCluster(Protocol):
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]: ...
 
 
-def read_without_collection(source: ReadsCluster) -> SeenCluster:
+def read_state(source: ReadsCluster) -> SeenCluster:
     with gc_control.building():
         return read_from(source)
 

@@ -20,7 +20,7 @@ from dra_driver.kubectl.web.reading import (
     Periodic,
     ReadsCluster,
     gc_control,
-    read_without_collection,
+    read_state,
     same_cluster,
 )
 from dra_driver.kubectl.web.use_history import UseHistory, UseSample
@@ -88,11 +88,7 @@ def serve(
         keys = Keys()
         sources = PageSources(
             cluster=Periodic(
-                "page-cluster",
-                lambda: read_without_collection(source),
-                interval_s,
-                same=same_cluster,
-                rest=gc_control.sweep,
+                "page-cluster", lambda: read_state(source), interval_s, same=same_cluster, rest=gc_control.sweep
             ),
             background_results=BackgroundResults(),
             about=about,

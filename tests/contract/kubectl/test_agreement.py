@@ -56,7 +56,7 @@ WISHES = {
 
 
 class World:
-    """A cluster of the seed: its objects in `api`, and what is true of its GPUs."""
+    """A cluster of the seed: its objects in `api`, and the state of its GPUs."""
 
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)  # noqa: S311  reproducible, not secret

@@ -1,4 +1,4 @@
-"""A fix that explain offers works: applied to the objects, the pod fits when explain is asked again."""
+"""Fixes from explain work: after applying a fix, explain reports that the pod fits."""
 
 import re
 import time
@@ -20,8 +20,8 @@ from tests.doctor_faults.cluster import SERVER, Cluster, by_template, template, 
 from tests.fakes.dra_objects import DRIVER, claim, exactly, resource_slice
 
 NOT_BY_OBJECTS: Final = {
-    "wait until the driver sees the GPU recover": "a reset, reboot or repair of hardware",
-    "wait: the node does not give its GPUs": "the node process attaches to the driver again",
+    "wait until the GPU recovers": "a reset, reboot or repair of hardware",
+    "wait: the node does not accept new claims": "the node process attaches to the driver again",
     "repair the GPU": "hardware",
     "switch MIG mode on": "nvidia-smi on the node; the node process then publishes partitions",
     "enable ": "a flag of API server, scheduler and kubelets; the node process then publishes other devices",
@@ -68,7 +68,7 @@ def _other_class(_state: ClusterState, request: dict[str, Any], _: str) -> None:
 FIXES: Final[Mapping[str, Callable[..., None]]] = {
     r"(?:end (?:the |all )?workloads? that uses? (?:it|the GPU)|delete the claim if [^:]+): (.+)": _claims_end,
     r"GpuPolicy \S* ?reserves it for claims with tolerations: (\[.+?\]); add it.*": _tolerated,
-    r"(wait: a person drains the GPU).*undrain.*": _undrained,
+    r"(wait: the GPU is drained).*undrain.*": _undrained,
     r"request at most (\S+) of (\S+)": _less,
     r"request capacity\.requests\.(?P<name>\S+): (?P<amount>\S+) or less": lambda state, request, name, amount: _less(
         state, request, amount, name
@@ -95,7 +95,7 @@ def applied(state: ClusterState, pod: Mapping[str, Any], fix: str) -> ClusterSta
         pattern, match = next(
             ((pattern, match) for pattern in FIXES if (match := re.fullmatch(pattern, part))), ("", None)
         )
-        assert match is not None, f"a kind of fix that is not known here: {part}"
+        assert match is not None, f"an unknown kind of fix: {part}"
         FIXES[pattern](state, request, *match.groups())
     return state
 

@@ -115,7 +115,7 @@ def test_no_fix_uses_a_broken_gpu_and_one_in_use_is_nearer() -> None:
     fix = explained(alone, pod("second", template="t")).nearest_miss
     assert fix is not None
     assert "kubectl dra undrain" in fix.fix
-    assert "until the driver sees the GPU recover" in fix.fix
+    assert "until the GPU recovers" in fix.fix
     assert "tolerat" not in fix.fix
 
 

@@ -90,7 +90,7 @@ def test_image_and_extras_have_the_required_modules() -> None:
     assert set(EXTRAS.values()) - {""} == set(project["optional-dependencies"])
 
 
-def test_the_cluster_of_the_line_is_asked_and_no_other(
+def test_completion_queries_cluster_of_the_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
 

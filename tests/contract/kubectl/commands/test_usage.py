@@ -131,7 +131,7 @@ Served = tuple[Stage, str]
 
 
 @pytest.mark.usefixtures("server")
-def test_usage_says_who_told_it_and_what_is_not_known(capsys: Printed) -> None:
+def test_usage_reports_source_and_gaps(capsys: Printed) -> None:
     assert kubectl.main(["usage"]) == 0
     out, err = capsys.readouterr()
     assert "from 1 of 1 exporters, window 1 h" in err
@@ -161,7 +161,7 @@ HELD: dict[str, tuple[int, list[dict[str, Any]]]] = {
         ],
     ),
 }  # fmt: skip
-"""What exporters say in the examples of the pages: window and claims, by namespace."""
+"""Exporter reports of the examples in the docs: window and claims, by namespace."""
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_use_is_summed_by_a_label_of_claims_and_their_pods(server: Served, capsy
     assert kubectl.main(["usage", "--by", "label:"]) == 2
 
 
-def test_a_claim_that_cannot_be_read_is_not_told_as_gone(server: Served, capsys: Printed) -> None:
+def test_unreadable_claim_is_not_reported_as_deleted(server: Served, capsys: Printed) -> None:
     lists = server[0].lists
     bare = {**CLAIM, "status": {"reservedFor": [{"resource": "pods", "name": "p"}]}}
     rest = {"metadata": {"name": "rest", "namespace": "team-a"}, "status": 5}
@@ -252,7 +252,7 @@ def test_an_exporter_whose_pod_cannot_be_read_is_a_gap_and_counts(server: Served
 
 
 @pytest.mark.usefixtures("server")
-def test_a_sum_and_a_mean_that_lack_a_part_say_so(capsys: Printed) -> None:
+def test_incomplete_sum_and_mean_are_marked(capsys: Printed) -> None:
     assert kubectl.main(["usage", "--by", "namespace", "-n", "team-b"]) == 0
     line = capsys.readouterr().out.splitlines()[1]
     assert ">=6 GiB" in line
@@ -312,7 +312,7 @@ def test_idle_lists_idle_oversize_and_unknown_claims(capsys: Printed) -> None:
     ],
 )
 @pytest.mark.parametrize("has_prometheus", [False, True])
-def test_commands_give_one_answer_about_a_claim(
+def test_commands_agree_about_a_claim(
     server: Served,
     capsys: Printed,
     exporter: tuple[float | None, ...],
@@ -420,7 +420,7 @@ def test_a_prometheus_that_is_away_is_not_replaced_by_another_source(server: Ser
     assert "--prometheus to use the exporters" in capsys.readouterr().err
 
 
-def test_a_prometheus_that_drips_is_given_up(server: Served) -> None:
+def test_slow_prometheus_times_out(server: Served) -> None:
     stage, url = server
     stage.prometheus = (200, b" " * 4096)
     with pytest.raises(PrometheusError):

@@ -1,4 +1,4 @@
-"""Nodes that are alike are explained once; the explanation is the one that a look at every node gives."""
+"""Equivalent nodes are explained once, with the same result as explaining each node."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""The permissions of the page: which requests it answers, and what it shows without a permission in the cluster."""
+"""Access control of the web UI: answered requests, and pages without permissions in the cluster."""
 
 import asyncio
 import re
@@ -45,7 +45,7 @@ def test_a_wrong_code_opens_nothing_and_does_not_use_the_right_one_up(site: Site
     assert site.opened().get(f"{site.base}/").status_code == 200
 
 
-def test_the_cookie_is_for_this_page_alone(site: Site) -> None:
+def test_cookie_is_scoped_to_this_page(site: Site) -> None:
     """Not for scripts, not with requests from other sites, and not for servers at other ports of this host."""
     cookie = site.browser().get(f"{site.base}/open?code={site.code}").headers["set-cookie"]
     assert "HttpOnly" in cookie
@@ -65,7 +65,7 @@ def test_used_link_redirects_browser_with_cookie(site: Site, browser: "TestClien
     [("dra_ui=other; ", 200), ('other={"a": [1]}; ,=;', 200), ("dra_ui=; " * 31, 200), ("dra_ui=x; " * 32, 403)],
 )
 def test_cookies_of_other_ports_do_not_lock_the_page(site: Site, before: str, status: int) -> None:
-    """They reach this port, too. A bounded number is compared; browsers send those of the longest path first."""
+    """Cookies of other ports arrive here, too. A limited number is compared, longest paths first."""
     own = site.browser().get(f"/{site.keys.folder}/open?code={site.code}").headers["set-cookie"].partition(";")[0]
     answer = site.browser().get(f"{site.base}/", headers={"cookie": f"{before}{own}; dra_ui=last"})
     assert answer.status_code == status
@@ -148,7 +148,7 @@ def serving(story: Callable[[Connect], Awaitable[Any]], application: Any = app, 
 
 
 def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lambda: None) -> bytes:
-    """What a server answers to these bytes until it ends the connection."""
+    """Return the response to these bytes until the server closes the connection."""
     from dra_driver.kubectl.web.serve import BoundedConnection
 
     def look(self: Any, former: Any) -> None:
@@ -164,7 +164,7 @@ def talk(sent: bytes, application: Any = app, at_look: Callable[[], None] = lamb
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\nHo", REQUEST[:-2]])
-def test_a_connection_on_which_nothing_is_asked_ends(sent: bytes) -> None:
+def test_connection_without_request_is_closed(sent: bytes) -> None:
     assert talk(sent) == b""
 
 
@@ -191,7 +191,7 @@ def test_a_request_of_which_a_byte_comes_at_a_time_ends() -> None:
 
 
 def test_unread_response_keeps_only_owner_connection() -> None:
-    """Others may ask without reading: the server cannot write the rest, and the request never ends."""
+    """Clients that send requests but do not read block the rest of the response."""
 
     async def large(scope: Any, receive: Any, send: Any) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
@@ -239,7 +239,7 @@ def test_a_connection_ends_some_time_after_its_answer(more: bytes) -> None:
     assert talk(REQUEST + more).endswith(b"ok")
 
 
-def test_without_room_a_new_connection_closes_and_none_of_the_owner() -> None:
+def test_connection_limit_spares_owner_connections() -> None:
     async def story(connect: Connect) -> tuple[bytes, bytes]:
         live, _ = await connect(REQUEST)
         await asked.wait()
@@ -277,7 +277,7 @@ LISTS = {"/": "resourceslices", "/claims": "resourceclaims", "/pending": "pods",
 
 
 class OneNamespace:
-    """An API server that lets the user list what is in one namespace, and nothing else."""
+    """An API server on which the user can only list objects of one namespace."""
 
     def __init__(self, allowed: bool = True) -> None:
         self._allowed = allowed

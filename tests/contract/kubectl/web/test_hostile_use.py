@@ -1,4 +1,4 @@
-"""Hostile texts and shapes in what tells use: the status of GpuNodes, and the answers of exporters.
+"""Hostile texts and shapes in usage data: GpuNode status and exporter responses.
 
 An exporter stands beside the pods of tenants, and its answer and its findings name their objects and commands.
 """

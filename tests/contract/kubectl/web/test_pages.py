@@ -56,7 +56,7 @@ def full_state() -> ClusterState:
 
 
 def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
-    """Each twice: the answers that take long are there the second time."""
+    """Request each page twice: the second response contains the slow answers."""
     site.read(full_state(), n=told(told_gpu("gpu-0", "GPU-0", policy="pool")))
     for _ in range(2):
         texts = {path: browser.get(f"{site.base}{path}") for path in PAGES}
@@ -84,7 +84,7 @@ def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> No
     assert "meter over" in text
 
 
-def test_the_memory_of_a_gpu_is_told_as_a_sum(site: Site, browser: "TestClient") -> None:
+def test_gpu_memory_is_shown_as_sum(site: Site, browser: "TestClient") -> None:
     site.memory = [
         GpuMemory(
             node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=23 * GIB, claims_bytes=20 * GIB,
@@ -148,7 +148,7 @@ def test_watchdog_findings_are_shown_on_gpu_and_node(site: Site, browser: "TestC
     assert "team/b has been idle" not in gpu
 
 
-def test_pages_of_objects_that_are_gone_say_so(site: Site, browser: "TestClient") -> None:
+def test_page_of_deleted_object_is_404(site: Site, browser: "TestClient") -> None:
     site.read(full_state())
     for path in ("/nodes/x", "/nodes/n/gpu-9", "/claims/team/x", "/pending/team/x", "/nope"):
         answer = browser.get(f"{site.base}{path}")
@@ -214,7 +214,7 @@ def test_a_page_never_has_the_number_of_a_state_that_it_does_not_show() -> None:
         assert announced(site, f"dra_ui={browser.cookies['dra_ui']}")[0] != number_of(page)
 
 
-def test_a_server_that_is_away_is_told_and_the_last_state_stays(site: Site, browser: "TestClient") -> None:
+def test_unreachable_server_is_shown_with_last_state(site: Site, browser: "TestClient") -> None:
     site.age = timedelta(minutes=3)
     site.read(full_state())
     site.failure = ApiUnreachableError("connection refused <b>")
@@ -258,7 +258,7 @@ def test_numbers_about_use_say_of_when_they_are(site: Site, browser: "TestClient
         )
 
 
-def test_before_the_first_reading_every_page_says_so(site: Site, browser: "TestClient") -> None:
+def test_pages_before_first_reading_show_progress(site: Site, browser: "TestClient") -> None:
     for path in PAGES:
         assert browser.get(f"{site.base}{path}").status_code in (200, 404)
     assert "Reading the cluster" in browser.get(f"{site.base}/").text
@@ -344,7 +344,7 @@ def test_trial_page_matches_explain(site: Site, browser: "TestClient") -> None:
     assert "cannot fit" in _tried(site, browser, EXAMPLE.replace("40Gi", "400Gi"))
 
 
-def test_a_trial_that_fails_for_a_reason_of_its_own_still_has_an_end(site: Site, browser: "TestClient") -> None:
+def test_failing_trial_completes_the_page(site: Site, browser: "TestClient") -> None:
     site.read(replace(plain_state(), classes=({"metadata": {"name": "gpu.nvidia.com"}, "spec": 7},)))
     page = _tried(site, browser, EXAMPLE)
     assert "This trial failed" in page
@@ -392,7 +392,7 @@ def tiles(page: str) -> list[str]:
 
 
 def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient") -> None:
-    """Free, healthy, none and 0 are said only of what was read."""
+    """Free, healthy, none and 0 appear only for objects that were read."""
     assert tiles(browser.get(f"{site.base}/").text) == ["?"] * 7
     site.read(replace(full_state(), slices=(), gaps=("resourceslices: no", "gpunodes: no", "events: no")))
     fleet = browser.get(f"{site.base}/?show=free").text
@@ -446,7 +446,7 @@ def test_sizes_that_are_not_published_are_unknown(site: Site, browser: "TestClie
     assert 'data-label="Age">?<' in claims
 
 
-def test_a_claim_on_a_lost_gpu_or_a_lost_node_says_so_once(site: Site, browser: "TestClient") -> None:
+def test_claim_shows_lost_gpu_or_node_once(site: Site, browser: "TestClient") -> None:
     ill = told_gpu("gpu-0", "GPU-0", health=UNHEALTHY, causes=("lost", "xid"), message="It is lost. <Reboot> the node.")
     held = claim("a", "n", share("gpu-0", "20Gi"), {"device": "gpu-0-mig-1g10gb-19-6"})
     site.read(small_state(held), n=told(ill))

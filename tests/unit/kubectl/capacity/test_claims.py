@@ -99,7 +99,7 @@ ODD: dict[str, Callable[[Obj], object]] = {
 
 
 @pytest.mark.parametrize("case", ODD)
-def test_a_claim_with_an_odd_field_is_listed_and_holds_its_device(case: str) -> None:
+def test_claim_with_invalid_field_holds_its_device(case: str) -> None:
     """Another writer than the API server may have made the state; the tables need few fields of a claim."""
     odd = holding("odd", "a", "gpu-0")
     ODD[case](odd)
@@ -248,7 +248,7 @@ def look(slices: Any, claims: Any, nodes: Any) -> int:
 
 
 @pytest.mark.parametrize("seed", [*range(60), *(pytest.param(n, marks=pytest.mark.slow) for n in range(60, 300))])
-def test_damaged_objects_give_a_result_or_an_error(seed: int) -> None:
+def test_damaged_objects_return_a_result_or_error(seed: int) -> None:
     assert look(*sample()) == 3, "undamaged ones give three results"
     look(*mutated(random.Random(seed), sample()))  # noqa: S311  not a secret
 

@@ -1,4 +1,4 @@
-"""Counting MIG profiles and shares: what fits next to allocated devices, and what is stranded."""
+"""Count MIG profiles and shares that fit next to allocated devices, and stranded ones."""
 
 import random
 from typing import Any
@@ -231,7 +231,7 @@ def test_devices_that_every_node_reaches_are_counted_once() -> None:
     ("fields", "held"), [({}, False), ({"overdrawn": True}, True), ({"elsewhere": ["a device"]}, True)]
 )
 def test_counters_that_other_devices_use_up_count_as_allocations(fields: dict[str, Any], held: bool) -> None:
-    """Else what they keep from a GPU without allocated devices would not be stranded but missing."""
+    """Otherwise their part of a GPU without allocated devices would be missing instead of stranded."""
     assert Unit(driver=DRIVER, offered=[], sets=[], kinds=[], **fields).has_allocations() is held
 
 

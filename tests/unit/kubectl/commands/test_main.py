@@ -47,9 +47,7 @@ def test_wrong_use_is_status_2(arguments: list[str], said: str, capsys: pytest.C
     assert said in capsys.readouterr().err
 
 
-def test_wrong_setting_is_status_2_with_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_invalid_setting_exits_with_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NODE_NAME", raising=False)
     assert main.main(["kubelet-plugin"]) == 2
     assert capsys.readouterr().err == "dra-driver: --node-name (NODE_NAME) is missing\n"
@@ -66,7 +64,7 @@ def test_help_names_every_setting_with_its_variable(capsys: pytest.CaptureFixtur
 
 
 def test_overview_imports_no_other_package() -> None:
-    """Help has to be fast, and the node process must stay small."""
+    """Help must be fast, and the node process must stay small."""
     script = "import sys; from dra_driver.core.command_line import main\n"
     script += "try: main.main(['version'])\nexcept SystemExit: pass\n"
     script += "print(*[name for name in sys.modules if name.startswith('dra_driver.')])"
@@ -148,7 +146,7 @@ def examples(name: str, parser: argparse.ArgumentParser) -> list[list[str]]:
     return [shlex.split(line.removeprefix(program), comments=True) for line in lines]
 
 
-def test_no_example_is_of_a_command_that_is_no_more() -> None:
+def test_examples_use_existing_commands() -> None:
     assert EXAMPLES.keys() - FOUND.keys() == set()
 
 
@@ -165,7 +163,7 @@ def test_help_has_examples_that_parse(name: str) -> None:
 
 
 class Terminal(io.StringIO):
-    """Tells when something was written."""
+    """Signal the first write."""
 
     def __init__(self, is_terminal: bool = True) -> None:
         super().__init__()
@@ -231,7 +229,7 @@ CASES = {
     "explain --cluster-state STATE -f /nowhere.yaml": "cannot read /nowhere.yaml",
     "idle --idle-for soon": "--idle-for",
     "migrate": "no input",
-    "migrate missing.yaml": "no such file or folder",
+    "migrate missing.yaml": "no such file or directory",
     "migrate - --gpu-memory lots": "--gpu-memory",
     "migrate - --gpu-memory 1": "expected 256Mi to 4Ti",
     "policy explain gpu-0": "expected NODE/GPU",

@@ -1,4 +1,4 @@
-"""``kubectl dra migrate``: what it prints and writes, and what it reads of a cluster."""
+"""``kubectl dra migrate``: output, files, and objects read from a cluster."""
 
 import json
 from pathlib import Path
@@ -103,7 +103,7 @@ def test_cluster_documents_omit_owned_objects_and_tokens() -> None:
     assert [each.label for each in found] == ["Pod c"]
     assert at(found[0].value, "spec") == {"containers": [{"name": "c"}]}
     assert found[0].api_version == "v1"
-    # Nor are ConfigMaps read that are no configuration.
+    # ConfigMaps without configuration are skipped.
     maps = [{"metadata": {"name": "a"}, "data": {"x": "y"}}, {"metadata": {"name": "b"}, "data": {"c": CONFIG}}]
     assert [each.name for each in cluster_documents(Lists(configmaps=maps), "team-a", [])] == ["b"]
 

@@ -1,4 +1,4 @@
-"""The commands that make simulated GPUs ill and well again."""
+"""Commands that inject faults into simulated GPUs and end them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -107,7 +107,7 @@ def test_without_the_right_to_read_events_taints_are_waited_for(cluster: Cluster
     assert "is tainted" in cluster.said[-1]
 
 
-def test_a_change_by_another_person_at_the_same_time_is_kept(cluster: Cluster) -> None:
+def test_concurrent_change_is_kept(cluster: Cluster) -> None:
     cluster.conflicts = 2
     cluster.command().inject("gpu-0", "lost", 0)
     assert cluster.annotations[ANNOTATION] == "gpu-0 lost"
@@ -134,7 +134,7 @@ def test_a_wrong_argument_is_refused_before_anything_is_changed(
     assert cluster.annotations == {}
 
 
-def test_a_node_without_devices_is_told_apart(cluster: Cluster) -> None:
+def test_node_without_devices_has_a_separate_error(cluster: Cluster) -> None:
     cluster.taints.clear()
     with pytest.raises(ConfigurationError, match="publishes no devices"):
         cluster.command().inject("gpu-0", "ecc", 0)

@@ -1,4 +1,4 @@
-"""A cluster of one node for drains: what the API server would answer, and a node process that taints at once."""
+"""A cluster of one node for drains: API server responses, and a node process that taints immediately."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -128,7 +128,7 @@ def test_the_api_servers_retry_after_is_kept() -> None:
     assert api.requests.count("evict b") == 2
 
 
-def test_a_user_who_may_not_evict_is_told_where() -> None:
+def test_missing_eviction_permission_is_reported() -> None:
     refused = {"a": ForbiddenError("403", status=403)}
     api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a")], budgets={**refused})
     run = Run(api, replace(ALL, evict=True), timeout_s=0.0)
@@ -178,7 +178,7 @@ def test_all_missing_rights_are_named_before_anything_is_changed() -> None:
         assert right in str(missing.value)
     assert api.requests == []
     api.denied = {("create", "pods")}
-    assert Run(api, replace(ALL, evict=True)).drain().result == "done", "nothing has to be evicted"
+    assert Run(api, replace(ALL, evict=True)).drain().result == "done", "no pod needs eviction"
 
 
 @pytest.mark.parametrize("evict", [False, True])
@@ -235,7 +235,7 @@ def test_undrain_ends_what_drain_began() -> None:
     Run(api, ALL).drain()
     report = Run(api, ALL).undrain()
     assert (api.annotations, report.result) == ({}, "done")
-    # Of a node that is drained as a whole single GPUs cannot be given back: which others to keep is not known.
+    # Single GPUs of a fully drained node cannot be undrained: the remaining GPUs are unknown.
     api = FakeApi({DRAIN_ANNOTATION: "GPU-0,GPU-1"})
     assert Run(api, replace(ALL, gpus=("gpu-0",))).undrain().annotation == "GPU-1"
     api.annotations[DRAIN_ANNOTATION] = "all"
@@ -243,7 +243,7 @@ def test_undrain_ends_what_drain_began() -> None:
         Run(api, replace(ALL, gpus=("gpu-0",))).undrain()
 
 
-def test_a_detach_ends_with_the_last_gpu_it_was_asked_for() -> None:
+def test_detach_ends_with_its_last_gpu() -> None:
     api = FakeApi()
     first, second = (replace(ALL, gpus=(name,), detach=True) for name in ("gpu-0", "gpu-1"))
     Run(api, first).drain()
@@ -378,7 +378,7 @@ def test_some_pods_are_not_evicted() -> None:
         assert [one.name for one in holder.pods if one.kept] == kept
 
 
-def test_an_odd_claim_of_this_pool_stays_a_holder() -> None:
+def test_invalid_claim_of_pool_stays_a_holder() -> None:
     labelled, unnamed, broken = claim("labelled", "gpu-0", "a"), claim("unnamed", "gpu-0"), claim("broken", "gpu-0")
     labelled["metadata"]["labels"] = {"a": 7}
     del labelled["status"]["reservedFor"][0]["uid"]
@@ -393,7 +393,7 @@ def test_an_odd_claim_of_this_pool_stays_a_holder() -> None:
     ]
 
 
-def test_an_odd_device_hides_no_other() -> None:
+def test_invalid_device_does_not_hide_others() -> None:
     odd: Wire = {"name": "gpu-1", "attributes": {"uuid": {"string": "GPU-1"}, "other": 7}, "capacity": 7}
     item = resource_slice(device("gpu-0", "GPU-0"), odd, {"name": 7}, {"name": "gpu-2", "attributes": {"uuid": 7}})
     item["metadata"] = {"labels": {"a": 7}}

@@ -1,4 +1,4 @@
-"""Why devices are rejected, whole, in partitions and shared: each of the allocator's reasons, with the found values."""
+"""Reasons of rejected devices (whole, partition, share): each of the allocator's reasons, with the found values."""
 
 from typing import Any
 
@@ -254,7 +254,7 @@ def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
 def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
     report = asked_of_h100(whole(adminAccess=True), claims=claims)
-    assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access, too")
+    assert report.requests[0].reasons[-1].message.endswith("the scheduler charges them for admin access")
     assert "migProfiles: []" in fix(report)
 
 
@@ -294,11 +294,11 @@ def test_defect_of_1_34_excludes_share_behind_whole_gpu() -> None:
     [
         ("reserved", "team-a", "value: team-a, effect: NoSchedule}]; add it"),
         ("draining", "team-a", "wait: GpuPolicy team-a reconfigures the GPU"),
-        ("drained", "team-a", "kubectl dra undrain ends that"),
+        ("drained", "team-a", "until kubectl dra undrain"),
         ("detached", "team-a", "events DriverDetached and SecondPublisher"),
         # Conditions of the hardware that pass.
         ("fabric-not-ready", "probing", "wait: Fabric Manager has not registered the GPU"),
-        ("creation-refused", "in-use", "the Node's event PartitionsWithheld names it"),
+        ("creation-refused", "in-use", "see the Node's event PartitionsWithheld"),
     ],
 )
 def test_a_taint_of_the_driver_says_what_to_do(key: str, value: str, expected: str) -> None:

@@ -148,7 +148,7 @@ def test_rules_that_a_request_breaks(text: str, expected: list[str]) -> None:
         # Several shares are an error if only MPS is possible, a warning if it is one way.
         (asking(SHARE, count=2), "DRA043", "warning"),
         (asking(SHARE, count=2, selector=MPS), "DRA043", "error"),
-        # Parameters that contradict every policy are an error, those that contradict some policies a warning.
+        # Parameters that contradict all policies are an error; a contradiction to some policies is a warning.
         (asking(SHARE, rest=config(f"{{strategy: MPS, mpsConfig: {LIMIT}}}")), "DRA044", "error"),
         (asking(SHARE, rest=config("{strategy: MPS}")), "DRA044", "warning"),
         (asking(SHARE, selector=MPS, rest=config("{strategy: TimeSlicing}")), "DRA044", "error"),

@@ -34,7 +34,7 @@ def bad(tmp_path: Path) -> str:
 
 
 def test_examples_and_deployment_are_clean(capsys: pytest.CaptureFixture[str]) -> None:
-    """deploy/base is the rendering of the chart, whose templates are no manifests."""
+    """deploy/base is the rendered chart; chart templates are not manifests."""
     folders = [str(ROOT / folder) for folder in ("examples", "deploy/base", "deploy/cleanup")]
     status, out = run(capsys, "--strict", *folders)
     assert status == 0

@@ -67,7 +67,7 @@ def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
     assert found.message
 
 
-def test_sharing_for_admin_access_alone_has_no_effect() -> None:
+def test_sharing_for_admin_access_has_no_effect() -> None:
     parameters = f"{{{GPU_CONFIG}, sharing: {{strategy: MPS}}}}"
     text = config(parameters).replace("gpu.nvidia.com}", "gpu.nvidia.com, adminAccess: true}")
     assert "DRA040" in rules(text)

@@ -1,4 +1,4 @@
-"""Reading YAML: positions in all styles, aliases, limits, and files that are no manifests."""
+"""Reading YAML: positions in all styles, aliases, limits, and files without manifests."""
 
 from pathlib import Path
 
@@ -83,14 +83,14 @@ def test_merge_keys_and_aliases_are_followed() -> None:
         ("%YAML 9.9\n---\na: 1", "not valid YAML"),
     ],
 )  # fmt: skip
-def test_invalid_yaml_is_one_sentence(text: str, words: str) -> None:
+def test_invalid_yaml_has_one_message(text: str, words: str) -> None:
     _, problems = trees(text)
     assert len(problems) == 1
     assert words in problems[0].message
     assert len(problems[0].message) < 300
 
 
-def test_documents_after_a_broken_one_are_still_read() -> None:
+def test_documents_after_invalid_one_are_read() -> None:
     documents, problems = trees("a: 1\n---\nb: [\n---\nc: 3\n---\nd: }\n---\ne: 5\n")
     assert documents == [{"a": 1}, {"c": 3}, {"e": 5}]
     assert [problem.line for problem in problems] == [4, 7]

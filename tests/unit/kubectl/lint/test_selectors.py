@@ -1,4 +1,4 @@
-"""Rules for expressions that do not compile, fail, or can never be true."""
+"""Rules for expressions with errors, failures, or a constant false result."""
 
 import pytest
 

@@ -42,7 +42,7 @@ def of_inputs(*names: str) -> Translation:
 
 
 def linted(found: Translation) -> LintReport:
-    """What `kubectl dra lint` says of the objects."""
+    """Return the findings of `kubectl dra lint` for the objects."""
     import yaml
 
     text = yaml.dump_all(found.objects, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper))
@@ -55,5 +55,5 @@ def policy(found: Translation, name: str) -> Any:
 
 
 def said(found: Translation, field: str) -> list[str]:
-    """What the report says about a field, by the end of its path, with the outcome first."""
+    """Return the report entries of a field, selected by the end of its path, with the outcome first."""
     return [f"{note.outcome}: {note.text}" for note in found.notes if note.field.endswith(field)]

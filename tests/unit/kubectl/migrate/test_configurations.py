@@ -43,13 +43,13 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
         ([MPS], "device-plugin-input", {"sharing": {"strategy": "MPS", "maxShares": 10, "defaultComputePercent": 10}}),
         # The device plugin offered whole GPUs alone.
         (["version: v1\nflags: {migStrategy: none}\n"], "device-plugin-input", {"forms": {"migProfiles": []}}),
-        # Only nodes among the inputs are known.
+        # Only input nodes count.
         (
             [NAMED, node("a", plugin="shared"), node("b")],
             "device-plugin-shared",
             {"select": {"nodeNames": ["a"]}, "priority": 10, "sharing": SHARES},
         ),
-        # Nothing could be had of a GPU with MIG on and no devices, and nothing can.
+        # A GPU with MIG on and no devices offered nothing before, and offers nothing now.
         (
             [layout("empty", "{devices: all, mig-enabled: true, mig-devices: {}}"), node("a", mig="empty")],
             "mig-empty",
@@ -99,7 +99,7 @@ def test_without_nodes_such_a_policy_is_for_none() -> None:
 
 @pytest.mark.parametrize("configs", [{"only": SHARED}, {"default": SHARED, "other": EMPTY}])
 def test_the_default_config_is_for_every_node(configs: dict[str, str]) -> None:
-    """The plugin's config-manager takes the one that is alone, or is called default."""
+    """The plugin's config-manager uses the only config, or the config named default."""
     found = migrated(config_map(**configs))
     assert "select" not in policy(found, f"device-plugin-{next(iter(configs))}")
 
@@ -158,7 +158,7 @@ def test_policies_that_come_out_are_valid_and_do_not_contradict(names: tuple[str
         assert not same or apart, f"{one.name} and {other.name}"
 
 
-def test_two_configs_for_all_nodes_are_told() -> None:
+def test_two_configs_for_all_nodes_are_hinted() -> None:
     one, other = documents(SHARED, "one.yaml"), documents(MPS, "two.yaml")
     found = translate([*one, *other], MigrateOptions(), documents)
     assert any("device-plugin-one and device-plugin-two" in hint for hint in found.hints)
@@ -179,7 +179,7 @@ def test_values_of_the_charts_are_carried(name: str, path: tuple[str, ...], valu
     assert at(of_inputs(name).values, *path) == value
 
 
-def test_two_inputs_that_want_different_values_are_told() -> None:
+def test_conflicting_chart_values_are_hinted() -> None:
     found = migrated("nvidiaDriverRoot: /a\nmigStrategy: mixed\n---\nnvidiaDriverRoot: /b\nmigStrategy: mixed\n")
     assert found.values["driver"]["root"] == "/a"
     assert any("driver.root" in hint for hint in found.hints)

@@ -36,14 +36,14 @@ def labels(model: GpuModel, *, sharing: str = "none", renamed: bool = False) -> 
 
 
 def single(model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
-    """A node under the MIG strategy ``single``: labels of the partition take the place of those of the GPU."""
+    """A node under the MIG strategy ``single``: labels of the partition replace labels of the GPU."""
     of_gpu = _of_gpu("nvidia.com/gpu", model, suffix="")
     of_gpu.pop("nvidia.com/gpu.memory", None)  # always that of the partition, which the catalog does not always know
     return _versions() | of_gpu | _of_partition("nvidia.com/gpu", model, profile)
 
 
 def mixed(model: GpuModel, profile: CatalogProfile) -> dict[str, str]:
-    """A node under the MIG strategy ``mixed``: labels of the partition beside those of the GPU."""
+    """A node under the MIG strategy ``mixed``: labels of the partition in addition to labels of the GPU."""
     found = _versions() | _of_gpu("nvidia.com/gpu", model, suffix="")
     return found | _of_partition(f"nvidia.com/mig-{profile.name.replace('+', '.')}", model, profile)
 
@@ -169,7 +169,7 @@ def questions(pairs: tuple[Pair, ...]) -> Iterator[tuple[str, str, list[str]]]:
 
 
 def compared(pairs: tuple[Pair, ...], wanted: DeviceForm, *, refused: frozenset[str] = frozenset()) -> int:
-    """The number of comparisons; fails on the first that differs. Keys in ``refused`` have to be refused."""
+    """Return the number of comparisons; fail on the first difference. Keys in ``refused`` must be rejected."""
     count = 0
     for key, operator, values in questions(pairs):
         text = translated(key, operator, values, wanted)
@@ -200,7 +200,7 @@ def test_whole_gpus() -> None:
 
 @pytest.mark.parametrize("renamed", [False, True])
 def test_shared_gpus(renamed: bool) -> None:
-    """The same for shared GPUs, whose memory is published without what the NVIDIA driver keeps."""
+    """The same for shared GPUs, whose published memory excludes the NVIDIA driver's reserve."""
     assert compared(shares(renamed), SHARE, refused=frozenset({"nvidia.com/gpu.memory"})) > 5_000
 
 

@@ -1,4 +1,4 @@
-"""No field of an input is lost without a note, the output is valid, and unreadable input is named by file and line."""
+"""Each input field has a note, the output is valid, and unreadable input is named by file and line."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ def test_unchanged_fields_stay() -> None:
 
 
 def _same_place(value: object, path: Path, before: object) -> bool:
-    """Whether ``before`` is at ``path``, or at another index of the same lists where elements were removed."""
+    """Return whether ``before`` is at ``path``, or at another index of lists with removed elements."""
     if at(value, *path) == before:
         return True
     for position, step in enumerate(path):
@@ -87,7 +87,7 @@ def test_a_field_that_no_translator_knows_is_named() -> None:
 
 
 def test_a_list_is_its_items() -> None:
-    """`kubectl get -o yaml` prints a List; lines are those of the file."""
+    """`kubectl get -o yaml` prints a List; line numbers are of the file."""
     text = "apiVersion: v1\nkind: PodList\nitems:\n- metadata: {name: a}\n  spec:\n    containers:\n    - name: c\n"
     text += "      resources: {limits: {nvidia.com/gpu: 1}}\n"
     found = migrated(text)
@@ -213,7 +213,7 @@ def test_a_broken_config_inside_a_configmap_is_named_with_its_key() -> None:
         "7",
     ],
 )
-def test_a_pod_with_odd_parts_does_not_end_the_run(spec: str) -> None:
+def test_malformed_pod_does_not_end_the_run(spec: str) -> None:
     found = migrated(f"apiVersion: v1\nkind: Pod\nmetadata: {{name: odd}}\nspec: {spec}\n---\n{POD}")
     assert [value["metadata"]["name"] for _, value in found.workloads][-1] == "p"
     assert found.problems == [] or "Pod odd: a field has an unexpected type" in found.problems[0]

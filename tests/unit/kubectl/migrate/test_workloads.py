@@ -56,9 +56,9 @@ def test_a_count_becomes_a_count() -> None:
     [
         # The device plugin gave no device to two containers.
         ([("a", 1), ("b", 1)], [], ["a", "b"]),
-        # The kubelet gave the devices of init containers to the others afterwards.
+        # The kubelet reused devices of init containers.
         ([("a", 1)], [("first", 1)], ["gpu"]),
-        # A claim is the whole pod's: what an init container needs more is held until the pod ends.
+        # A claim belongs to the pod: additional devices of an init container are held until the pod ends.
         ([("a", 1)], [("first", 2)], ["a", "first"]),
     ],
     ids=["two containers", "an init container", "an init container that needs more"],
@@ -172,7 +172,7 @@ def test_amounts_that_the_api_server_refuses_are_invalid(
     assert [reason in each for each in told] == [True] * (len(limits) + 1 if reason else 0)
 
 
-def test_time_sliced_shares_are_said_to_have_no_limit_of_memory() -> None:
+def test_time_sliced_shares_note_missing_memory_limit() -> None:
     assert (
         "shares limit memory" in said(migrated(pod(container(gpu=1), before=SHARED % "false")), '["nvidia.com/gpu"]')[0]
     )
@@ -187,9 +187,9 @@ def test_product_label_with_profile_selects_mig_device() -> None:
     assert "nodeSelector" not in spec_of(found)
 
 
-@pytest.mark.parametrize(("spec", "told"), [("memory", True), ("product", False), ("preferred", False)])
-def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, told: bool) -> None:
-    """A share has no selector for the memory of its GPU: without GPU Feature Discovery the pod waits."""
+@pytest.mark.parametrize(("spec", "is_hinted"), [("memory", True), ("product", False), ("preferred", False)])
+def test_pods_that_keep_labels_are_hinted(spec: str, is_hinted: bool) -> None:
+    """A share has no selector for GPU memory: the pod needs GPU Feature Discovery."""
     term = {"matchExpressions": [{"key": "nvidia.com/gpu.count", "operator": "Exists"}]}
     preferred = {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1, "preference": term}]}
     specs: dict[str, dict[str, Any]] = {
@@ -199,7 +199,7 @@ def test_pods_that_keep_labels_are_told_of_before_they_are_applied(spec: str, to
     }
     found = migrated(pod(container(gpu=1), before=MPS, **specs[spec]), gpu_memory_mib=40960)
     assert len(found.workloads) == 1
-    assert any("stay pending on nodes without it" in hint for hint in found.hints) is told
+    assert any("stay pending on nodes without it" in hint for hint in found.hints) is is_hinted
 
 
 def test_labels_that_no_device_has_stay() -> None:

@@ -87,10 +87,10 @@ def test_an_answer_becomes_values() -> None:
     assert (told.window_s, told.gaps, use.idle_s) == (300, [], 0.0)
 
 
-@pytest.mark.parametrize(("told", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
-def test_unknown_idle_time_is_not_idle(told: Any, idle_s: float | None) -> None:
-    """The exporter counts: neither its window nor the last use says how long a claim was seen without use."""
-    assert one(idleSeconds=told).idle_s == idle_s
+@pytest.mark.parametrize(("reported", "idle_s"), [(3600, 3600.0), (0, 0.0), (None, None), (-1, None), ("9", None)])
+def test_unknown_idle_time_is_not_idle(reported: Any, idle_s: float | None) -> None:
+    """The exporter reports idle time; its window and the last use are insufficient."""
+    assert one(idleSeconds=reported).idle_s == idle_s
 
 
 @pytest.mark.parametrize("value", [-1, "12", None, True, float("nan"), float("inf"), 2**51, [], 10**400])
@@ -209,7 +209,7 @@ def test_answers_are_joined_by_claim_and_device() -> None:
         pytest.param("used_bytes", 10**400, id="larger than a float"),
     ],
 )
-def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> None:
+def test_impossible_value_is_skipped_and_reported(field: str, value: str) -> None:
     history = History(3600)
     history.add("processes", recorded((LABELS, "1")))
     history.add(field, recorded((LABELS, value)))
@@ -219,7 +219,7 @@ def test_a_value_that_cannot_be_is_left_out_and_said(field: str, value: str) -> 
     assert gap.startswith(f"1 impossible values of Prometheus were skipped: {field} of a/x on gpu-0")
 
 
-def test_series_without_a_claim_and_odd_items_are_left_out() -> None:
+def test_series_without_claim_are_skipped() -> None:
     history = History(3600)
     odd: dict[str, Any] = recorded(({"namespace": "a"}, "1"))
     odd["data"]["result"] += [None, 7, {"metric": []}, {"value": [1, "1"]}]

@@ -54,7 +54,7 @@ def test_a_claim_with_a_device_that_is_used_or_not_known_is_not_idle() -> None:
     assert findings(use(idle_s=None, peak=None)) == [UsageFinding.UNKNOWN]
 
 
-def test_an_oversize_claim_is_told_the_smallest_profile_and_share() -> None:
+def test_oversized_claim_gets_smallest_profile_and_share() -> None:
     (row,) = classify([use(peak=6)], idle_after_s=600, size_of=lambda _: SIZE)
     assert row.finding is UsageFinding.OVERSIZE
     assert row.enough is not None

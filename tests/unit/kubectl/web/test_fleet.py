@@ -1,4 +1,4 @@
-"""From objects of the cluster to bars drawn to scale."""
+"""Derive bars drawn to scale from cluster objects."""
 
 from typing import Any
 
@@ -82,7 +82,7 @@ def test_nodes_and_gpus_are_in_natural_order() -> None:
     assert [gpu.name for gpu in fleet(state).nodes[0].gpus] == ["gpu-0", "gpu-2", "gpu-10"]
 
 
-def test_a_quantity_that_is_none_is_no_memory() -> None:
+def test_invalid_quantity_counts_as_no_memory() -> None:
     state = replace(small_state(), slices=(slice_of("n", whole("gpu-0", "GPU-0", memory="much")),))
     assert fleet(state).nodes[0].gpus[0].memory_bytes == 0
 
@@ -172,7 +172,7 @@ RULE = {"metadata": {"name": "r"}, "spec": {"deviceSelector": {"device": "gpu-0"
     ],
 )
 def test_only_a_gpu_that_a_claim_can_get_is_free(device: Any, more: Any, closed: str) -> None:
-    """As `kubectl dra capacity` counts; health is known, which does not make it free."""
+    """Free GPUs as in `kubectl dra capacity`: a healthy GPU is not always free."""
     of = more.pop("of", 1)
     state = small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0", **device), of=of),), **more)
     healthy = told(told_gpu("gpu-0", "GPU-0", health=HealthWord.HEALTHY))

@@ -29,7 +29,7 @@ from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small
 
 
 class Script:
-    """Answers one after the other; exceptions are raised."""
+    """Return the answers in order; raise exceptions."""
 
     def __init__(self, *answers: Any) -> None:
         self.answers = list(answers)
@@ -60,7 +60,7 @@ def test_a_failed_reading_keeps_the_last_value_and_says_since_when() -> None:
     assert (last.value, last.number, reader.trouble) == ("two", 2, None)
 
 
-def test_an_equal_value_is_no_change() -> None:
+def test_equal_value_does_not_count_as_change() -> None:
     reader = periodic("one", "one", "two")
     changes = []
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_values_are_there_before_their_change_is_counted() -> None:
     assert given(late.asked()).at == NOW
 
 
-def test_a_bug_in_reading_is_told_and_does_not_end_the_thread() -> None:
+def test_read_bug_is_shown_and_thread_continues() -> None:
     reader = periodic(KeyError("metadata"))
     reader.once()
     assert "KeyError" in given(reader.trouble).sentence
@@ -106,7 +106,7 @@ def test_clusters_with_equal_objects_are_the_same() -> None:
 
 
 class FakeApi:
-    """Lists nothing but GpuNodes."""
+    """List only GpuNodes."""
 
     def __init__(self, gpu_nodes: Any) -> None:
         self._gpu_nodes = gpu_nodes
@@ -154,7 +154,7 @@ def test_answers_are_computed_for_each_state_once() -> None:
     assert (new.value, background_results.changes) == ("two", 2)
 
 
-def test_a_failing_answer_is_a_sentence() -> None:
+def test_failing_answer_is_a_message() -> None:
     background_results = BackgroundResults()
     for number, error in enumerate((ConfigurationError("it is wrong"), ZeroDivisionError("x"))):
         background_results.ask("key", number, Script(error))

@@ -149,7 +149,7 @@ def test_values_that_cannot_be_are_left_out() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, [], {"status": "error"}, {"status": "success", "data": {"result": []}}])
-def test_an_answer_that_is_none_is_refused(answer: Any) -> None:
+def test_invalid_range_response_is_rejected(answer: Any) -> None:
     with pytest.raises(ValueError, match=r"not a range|rejected"):
         past_of(lambda _: answer)
 
@@ -177,7 +177,7 @@ def test_charts_begin_with_the_past() -> None:
     assert (len(points), next(calls)) == (MAX_SAMPLES, 1)
 
 
-def test_without_the_past_charts_begin_now_and_say_so() -> None:
+def test_charts_start_now_without_prometheus() -> None:
     def past() -> list[UseSample]:
         raise ApiUnreachableError("no Prometheus there")
 
