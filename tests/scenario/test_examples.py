@@ -79,7 +79,7 @@ def test_the_demo_succeeds() -> None:
     assert "The ResourceSlices did not change" in done.stdout
     assert "new pods use them again" in done.stdout
     assert "The holders are deleted, and train runs on gpu-b" in done.stdout
-    assert "event    greedy: GpuMemoryOverGrant: its process has 20Gi of gpu-0" in done.stdout
+    assert "event    greedy: GpuMemoryOverGrant: Claim uses 20Gi of gpu-0" in done.stdout
     assert "event    greedy: GpuEviction: Evicted: the processes of claim greedy-gpu-" in done.stdout
 
 

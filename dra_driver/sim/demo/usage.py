@@ -64,7 +64,7 @@ class UsageChapter(Chapter):
 
     def ended(self) -> None:
         """Expect that this pod is evicted, that its neighbours keep running, and that the idle claim is listed."""
-        self.part(f"{TITLE}: it is evicted, and its neighbours keep running", self._ended)
+        self.part(f"{TITLE}: the claim over its grant is evicted, the others keep running", self._ended)
 
     def _start_controller(self) -> None:
         log = self.cluster.folder / "controller.log"
