@@ -217,7 +217,8 @@ TAIL = """
 
     make chaos        # under 15 minutes; prints this table and regenerates this page
 
-Tests without the required privileges are skipped with the reason, and their rows show *not run*. The lab's part is `tests/e2e/test_faults.py`, on a node of a cluster ([CONTRIBUTING.md](../../CONTRIBUTING.md#against-a-real-cluster)):
+Tests without the required privileges are skipped with the reason, and their rows show *not run*. The lab's part is
+`tests/e2e/test_faults.py`, on a node of a cluster ([CONTRIBUTING.md](../../CONTRIBUTING.md#against-a-real-cluster)):
 with `FAULT_RECORDS` set to a directory, `python scripts/faults_docs.py collect DIRECTORY lab` collects its figures.
 """
 
