@@ -21,7 +21,7 @@ THREATS = 25
 
 def rows() -> list[str]:
     lines = [line for line in PAGE.read_text().splitlines() if line.startswith("| ")]
-    return [line for line in lines if not line.startswith("| what could happen")]
+    return [line for line in lines if not line.startswith("| threat |")]
 
 
 def missing(text: str) -> list[str]:
