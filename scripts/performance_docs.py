@@ -1,12 +1,11 @@
-"""Makes docs/internals/performance.md and its plots from the figures of the benches.
+"""Generate docs/internals/performance.md and its plots from the figures of the benches.
 
 tests.bench.side_by_side writes docs/internals/performance/last-run.json, the benches of this driver alone write
-docs/internals/performance/alone.json.
-
-`make gen` writes them, `make check` compares. Pure: the same figures give the same bytes.
+docs/internals/performance/alone.json. `make gen` writes the page, `make check` compares it.
 """
 
 import json
+import re
 import statistics
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -19,10 +18,10 @@ DATA = Path("docs/internals/performance/last-run.json")
 ALONE = Path("docs/internals/performance/alone.json")
 PAGE = Path("docs/internals/performance.md")
 FOLDER = Path("docs/internals/performance")
-CASES = {"none": "no claim held", "32": "32 claims held", "128": "128 claims held", "batch8": "8 claims in one call"}
-MEASURES = {"prepare_p50": "prepare, median", "prepare_p99": "prepare, 99th percentile", "again_p50": "prepare again"}
-MEASURES["unprepare_p50"] = "unprepare, median"
-# What the project set itself, as a share of the Go driver's figure.
+CASES = {"none": "no claim held", "32": "32 claims held", "128": "128 claims held", "batch8": "8 claims per call"}
+MEASURES = {"prepare_p50": "prepare", "prepare_p99": "prepare p99", "again_p50": "repeated prepare"}
+MEASURES["unprepare_p50"] = "unprepare"
+# Upper limits that this project sets, as a ratio to the Go driver's figure.
 BUDGETS: dict[tuple[str, ...], float] = {
     ("none", "prepare_p50"): 0.6,
     ("32", "prepare_p50"): 0.15,
@@ -39,7 +38,7 @@ OURS, GO = "this driver", "NVIDIA's Go driver"
 
 
 def generate(source: Path, target: Path) -> None:
-    """Write page and plots below ``target``; nothing when ``source`` has no figures."""
+    """Write page and plots below ``target``, if ``source`` has figures."""
     if not (source / DATA).exists():
         return
     found = json.loads((source / DATA).read_text())
@@ -51,7 +50,7 @@ def generate(source: Path, target: Path) -> None:
 
 
 def outputs(root: Path) -> list[Path]:
-    """The generated files that exist below ``root``."""
+    """Return the generated files that exist below ``root``."""
     return [path for path in (root / PAGE, *(root / FOLDER).glob("*.svg")) if path.exists()]
 
 
@@ -73,7 +72,7 @@ def plots(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def page(found: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
-    """The page as Markdown, of the run side by side and of the benches of this driver alone."""
+    """Return the page: the comparison run, and the benches of this driver alone."""
     parts = [
         _head(found),
         "## The kubelet's calls\n\n"
@@ -90,14 +89,14 @@ def page(found: Mapping[str, Any], alone: Mapping[str, Any]) -> str:
 
 
 def _head(found: Mapping[str, Any]) -> str:
-    """The parts before the tables, wrapped anew: numbers and versions have any length."""
+    """Return the text before the tables, wrapped again because numbers and versions vary in length."""
     loads = " ".join(f"{each['load']:g}" for kind in ("ours", "go") for each in found[kind])
     text = HEAD.format(**{"nice": 0} | found["machine"], n=found["n"], rounds=len(found["ours"]), loads=loads)
     return "\n\n".join(part if part.startswith("|") else textwrap.fill(part, 116) for part in text.split("\n\n"))
 
 
 def of(found: Mapping[str, Any], kind: str, *path: str) -> float:
-    """The median over the rounds."""
+    """Return the median of the rounds."""
     return statistics.median(_at(figures, path) for figures in found[kind])
 
 
@@ -112,12 +111,12 @@ def call_rows(found: Mapping[str, Any]) -> Iterator[str]:
     yield "| call | this driver, ms | Go driver, ms | ratio | budget |"
     yield "|---|---|---|---|---|"
     for case, label in CASES.items():
-        for measure, what in MEASURES.items():
-            yield row(found, f"{what}, {label}", (case, measure), 2)
+        for measure, name in MEASURES.items():
+            yield row(found, f"{name}, {label}", (case, measure), 2)
 
 
 def process_rows(found: Mapping[str, Any]) -> Iterator[str]:
-    yield "| what | this driver | Go driver | ratio | budget |"
+    yield "| measurement | this driver | Go driver | ratio | budget |"
     yield "|---|---|---|---|---|"
     yield row(found, "start to slices published, s", ("start_s",), 2)
     yield row(found, "RSS after the start, MiB", ("rss_start_mib",), 1)
@@ -130,15 +129,15 @@ def process_rows(found: Mapping[str, Any]) -> Iterator[str]:
 def row(found: Mapping[str, Any], label: str, path: tuple[str, ...], digits: int) -> str:
     cells = []
     for kind in ("ours", "go"):
-        each = " ".join(f"{_at(figures, path):.{digits}f}" for figures in found[kind])
-        cells.append(f"**{of(found, kind, *path):.{digits}f}** ({each})")
+        each = [_at(figures, path) for figures in found[kind]]
+        cells.append(f"**{of(found, kind, *path):.{digits}f}** ({min(each):.{digits}f}-{max(each):.{digits}f})")
     ratio = of(found, "ours", *path) / of(found, "go", *path)
     held = verdict(ratio, BUDGETS[path]) if path in BUDGETS else ""
     return f"| {label} | {cells[0]} | {cells[1]} | {ratio:.3f} | {held} |"
 
 
 def verdict(value: float, budget: float) -> str:
-    return f"{budget:g}: {'held' if value <= budget else '**not held**'}"
+    return f"{budget:g}: {'met' if value <= budget else '**exceeded**'}"
 
 
 def floor_text(found: Mapping[str, Any]) -> str:
@@ -156,10 +155,26 @@ def alone_rows(alone: Mapping[str, Any]) -> Iterator[str]:
         found = alone[bench]
         text = f"{title} Load average at the start {found['load']:g}, niceness {found['nice']}."
         yield f"\n{textwrap.fill(text, 116)}\n"
-        yield "| what | figure | budget | |\n|---|---|---|---|"
+        calls = {each["what"]: each for each in found["rows"] if each["what"].endswith("prepare, p50")}
+        yield "| measurement | figure | budget | |\n|---|---|---|---|"
         for each in found["rows"]:
             budget = "" if each["budget"] is None else verdict(each["value"], each["budget"])
-            yield f"| {each['what']} | {each['value']:.2f} {each['unit']} | {budget} | {each['extra']} |"
+            if each["what"] not in calls:
+                yield f"| {each['what']} | {each['value']:.2f} {each['unit']} | {budget} | {each['extra']} |"
+        if calls:
+            yield "\n| device | prepare, ms (p99) | unprepare, ms (p99) |\n|---|---|---|"
+            cases = dict.fromkeys(re.sub(r", (un)?prepare, p50$", "", name) for name in calls)
+            yield from (f"| {case} | {_call(calls, case, 'prepare')} | {_call(calls, case, 'unprepare')} |"
+                        for case in cases)  # fmt: skip
+
+
+def _call(calls: Mapping[str, Mapping[str, Any]], case: str, kind: str) -> str:
+    """Return the median of a call, its p99 and its budget."""
+    if (found := calls.get(f"{case}, {kind}, p50")) is None:
+        return ""
+    p99 = re.match(r"p99 (\S+) ms", found["extra"])
+    budget = "" if found["budget"] is None else f", budget {verdict(found['value'], found['budget'])}"
+    return f"{found['value']:.2f} ({p99[1] if p99 else ''}){budget}"
 
 
 def explain_rows(found: Mapping[str, Any]) -> Iterator[str]:
@@ -171,65 +186,65 @@ def explain_rows(found: Mapping[str, Any]) -> Iterator[str]:
 
 HEAD = """# Performance
 
-This page is generated by `scripts/performance_docs.py` from the files in `docs/internals/performance`; do not edit it.
+`scripts/performance_docs.py` generates this page from the files in `docs/internals/performance`; do not edit it.
 
-This driver and NVIDIA's Go driver (kubernetes-sigs/dra-driver-nvidia-gpu {goDriver}) were measured in one run on one
-machine: both on the same mock of NVML with eight H100 (NVIDIA/k8s-test-infra {mockNvml}), which has no MIG, both
-against the same real API server, with the same client and the same claims for whole GPUs. Each of {rounds} rounds
-starts both afresh, in alternating order. Tables have the **median** of the rounds and each round in brackets; one
-round's figure is itself a median over {n} claims. *Prepare again* is a repeated call for a claim that is prepared.
+One run compares this driver with NVIDIA's Go driver (kubernetes-sigs/dra-driver-nvidia-gpu {goDriver}) on one machine.
+Both use the same mock of NVML with eight H100 (NVIDIA/k8s-test-infra {mockNvml}, without MIG), the same API server,
+client and claims for whole GPUs. Each of {rounds} rounds starts both drivers, in alternating order. Tables show the
+**median** of the rounds and their range. Each round's figure is the median of {n} claims, or the 99th percentile (p99).
+A *repeated prepare* is a call for a prepared claim.
 
 | machine and versions | |
 |---|---|
 | machine | {cores} cores ({cpu}), {memoryGiB} GiB, shared with other work; Linux {kernel} |
-| niceness of all parts, of both drivers alike | {nice} |
+| niceness of both drivers | {nice} |
 | load average at the starts | {loads} |
-| Kubernetes | {kubernetes}: etcd (without syncs) and kube-apiserver alone |
+| Kubernetes | {kubernetes}: only etcd (without syncs) and kube-apiserver |
 | this driver | {driver}, Python {python} |
 | hook | nvidia-cdi-hook of NVIDIA/nvidia-container-toolkit {cdiHook} |
 
-No figure is from a real GPU: what NVML and hardware cost comes on top, for both drivers."""
+No figure is from a real GPU, which adds the cost of NVML and hardware to both drivers."""
 
-FLOOR = """A prepare reads the claim from the API server, makes one durable write and answers a gRPC call. Measured
-bare, from Python, in the same run: GET of a fresh claim {get:.2f} ms, 4 KiB and fdatasync {fdatasync:.2f} ms, a gRPC
-call through a unix socket with both ends in Python {grpc:.2f} ms, together {total:.2f} ms. A prepare with no claim held
-takes {times:.2f} times that; the budget is {verdict}."""
+FLOOR = """A prepare reads the claim from the API server, makes one durable write and answers a gRPC call. In the same
+run, a Python client measures these steps alone: GET of a new claim {get:.2f} ms, 4 KiB and fdatasync
+{fdatasync:.2f} ms, a gRPC call through a Unix socket {grpc:.2f} ms, together {total:.2f} ms. A prepare with no claim
+held takes {times:.2f} times the sum; budget {verdict}."""
 
 MEMORY = """![Resident memory](performance/memory.svg)
 
-RSS counts every page that a process has mapped, also those of libraries that other processes share; PSS counts such a
-page in part. On a node with one Python process, PSS is nearly RSS: here the measuring client shares Python's own pages,
-so the PSS of this driver is smaller than on a node, and RSS is the figure to compare.
+RSS counts all mapped pages, PSS only a share of each page that processes share. The measuring client shares Python's
+pages with this driver and lowers its PSS. A node has no second Python process, so compare RSS.
 
-The mock of NVML brings a runtime of Go with threads of its own into the process that loads it. In this driver, which
-looks at the GPUs every ten seconds, they wake some hundred times a second and are nearly half of the idle CPU of this
-table; the table of this driver at rest, below, is without them. The Go driver does not look at its GPUs at rest."""
+The mock of NVML loads a Go runtime. In this driver, which reads the GPUs every ten seconds, its threads wake about 100
+times per second and cause nearly half of the idle CPU above. The idle figure below excludes them. The Go driver does
+not read its GPUs when idle."""
 
-ALONE_TEXT = """Three benches of this driver on the same machine at other times, against budgets in absolute figures.
-Other work on the CPU and the disk slows all calls; memory does not depend on it, idle CPU less.
+ALONE_TEXT = """Three benches of this driver on the same machine at other times, with absolute budgets. Other work slows
+all calls, but not memory.
 
-As a pod of the chart on Kubernetes 1.36, with eight simulated GPUs, probes and `exporter.enabled`, without
-claims and at a load average of 34, the node process took 0.27 % of a core by its cgroup over 300 s (budget 0.2:
-**not held**) and 56.4 MiB."""
+As a pod of the chart on Kubernetes 1.36 the node process took 0.27 % of a core by its cgroup over 300 s (budget 0.2:
+**exceeded**) and 56.4 MiB, with eight simulated GPUs, probes, `exporter.enabled` and no claims, at a load average of
+34."""
 
 TITLES = {
-    "idle_bench": "**At rest**, on the stand-in for NVIDIA's NVML of this project's tests, with MIG, health"
-    " and policies on (`python -m tests.bench.idle_bench`).",
-    "node": "**One GPU after the other**, simulated GPUs, embedded API server (`python -m tests.bench`).",
-    "forms_bench": "**Every form**, simulated GPUs and files on the disk, embedded API server"
-    " (`python -m tests.bench.forms_bench`). *First* is a claim on an unused GPU, *further* one beside another.",
+    "idle_bench": "**Idle**, with this project's mock of NVML, MIG, health and policies"
+    " (`python -m tests.bench.idle_bench`).",
+    "node": "**Single GPUs**, simulated, with the embedded API server (`python -m tests.bench`).",
+    "forms_bench": "**Every form**, simulated, with files on disk and the embedded API server"
+    " (`python -m tests.bench.forms_bench`). *First* is a claim on an unused GPU, *further* a claim on a used one."
+    " Calls are medians of 20, or of five for the first MPS share and a partition with an MPS daemon.",
 }
-"""Of the tables of the benches of this driver alone."""
+"""Titles of the benches of this driver alone."""
 
 EXPLAIN = """![Time of explain](performance/explain.svg)
 
-One process from its start to its end, reading a state file of nodes with eight H100 in every MIG form; the slowest of
-four questions, best of five runs."""
+One process from start to end reads a state file of nodes with eight H100 in every MIG form: the slowest of four
+questions, best of five runs."""
 
-REPEAT = """## Repeat it
+REPEAT = """## Repeat the measurement
 
-Build `kube-apiserver`, `etcd`, the Go driver, the mock of NVML and `nvidia-cdi-hook` from the sources above, name them
-in the environment as the head of `tests/bench/side_by_side.py` says, and run
+Build `kube-apiserver`, `etcd`, the Go driver, the mock of NVML and `nvidia-cdi-hook` from the sources above. The head
+of `tests/bench/side_by_side.py` lists their environment variables. Then run
 
     python -m tests.bench.side_by_side --json docs/internals/performance/last-run.json
     python -m tests.bench.idle_bench --json docs/internals/performance/alone.json
@@ -237,5 +252,5 @@ in the environment as the head of `tests/bench/side_by_side.py` says, and run
     python -m tests.bench.forms_bench --json docs/internals/performance/alone.json
     make gen
 
-`make bench` measures this driver alone, on simulated GPUs, with the floor beside it. What was tried and did not pay is
-in [0017](../decisions/0017-what-a-prepare-costs.md)."""
+`make bench` measures this driver with simulated GPUs, and the floor. [0017](../decisions/0017-what-a-prepare-costs.md)
+lists optimizations without an effect."""
