@@ -310,8 +310,6 @@ def test_pages_show_what_is_printed_of_a_cluster(
     [
         "kubectl dra capacity --cluster-state mig.json",
         "kubectl dra capacity --cluster-state shares.json",
-        "kubectl dra devices --cluster-state mig.json",
-        "kubectl dra devices --cluster-state shares.json",
     ],
 )
 def test_examples_are_real_output(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -319,6 +317,14 @@ def test_examples_are_real_output(command: str, tmp_path: Path, capsys: pytest.C
     dump(clusters()[name.removesuffix(".json")], tmp_path / name)
     assert main([*arguments, str(tmp_path / name)]) == 0
     holds("docs/capacity.md", command, capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("name", ["mig", "shares"])
+def test_devices_of_partitions_and_shares(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dump(clusters()[name], tmp_path / "state.json")
+    assert main(["devices", "--cluster-state", str(tmp_path / "state.json")]) == 0
+    golden = Path(__file__).parents[3] / "golden/capacity" / f"devices-{name}.txt"
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == golden.read_text().splitlines()
 
 
 def test_every_term_of_the_tables_is_explained() -> None:
