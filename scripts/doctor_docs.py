@@ -5,7 +5,7 @@ The records come from a real cluster and from `python -m tests.doctor_faults`. T
 
 import json
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,9 @@ PAGE = Path("docs/internals/doctor-faults.md")
 HEAD = """\
 # Broken setups and the doctor's findings
 
-`make gen` writes this page from the records of `python -m tests.doctor_faults --write`. Do not edit it. Each row is a
-setup with one fault and the first finding of [`kubectl dra doctor`](../doctor.md) or
-[`dra-driver doctor`](../doctor-on-a-node.md). `make test` asserts the finding of each row, and that a healthy cluster
+`make gen` writes this page from the records of `python -m tests.doctor_faults --write`. Do not edit it. Each
+setup has one fault; the page has the reason of the first finding of [`kubectl dra doctor`](../doctor.md) or
+[`dra-driver doctor`](../doctor-on-a-node.md). `make test` asserts the finding of each setup, and that a healthy cluster
 and a healthy node have only good findings. `tests/golden/messages.txt` has the sentences.
 """
 _MOST = 60
@@ -41,9 +41,18 @@ def page(lab: Mapping[str, Any], run: Mapping[str, Any]) -> str:
     parts += [f"## On a real cluster: {len(lab['rows'])}\n", textwrap.fill(lab["about"], 118) + "\n"]
     parts += [table(["setup", "layer", "status", "finding", "s"], (_lab_row(row) for row in lab["rows"]))]
     for title, key in (("Cluster, from API objects", "cluster"), ("Node, from folders and sockets", "node")):
-        rows = ([row["name"], f"`{row['layer']}`", row["status"], row["reason"]] for row in run[key])
-        parts += [f"## {title}: {len(run[key])}\n", table(["setup", "layer", "status", "reason"], rows)]
+        parts += [f"## {title}: {len(run[key])}\n", *grouped(run[key])]
     return "\n".join(parts)
+
+
+def grouped(rows: Iterable[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield a paragraph for each layer and status with its setups, each with the finding's reason."""
+    groups: dict[str, list[str]] = {}
+    for row in rows:
+        head = f"**{row['layer']}, {row['status']}:**" if row["layer"] else "**no finding:**"
+        groups.setdefault(head, []).append(f"{row['name']} ({row['reason']})" if row["reason"] else row["name"])
+    for head, setups in groups.items():
+        yield textwrap.fill(f"{head} {'; '.join(setups)}", 118, break_on_hyphens=False, break_long_words=False) + "\n"
 
 
 def _lab_row(row: Mapping[str, Any]) -> list[str]:

@@ -64,7 +64,7 @@ class ControllerSettings:
         EVICTION, "evict pods that came by an extended resource when a device of theirs has a NoExecute taint", False
     )
     evict_over_grant: bool = switch(
-        EVICTION, "evict pods of claims over their grant, where the GpuPolicy says so and after its grace time", False
+        EVICTION, "evict pods of claims over their grant, where the GpuPolicy says so and after its grace period", False
     )
     reclaim_idle: bool = switch(
         EVICTION, "evict pods of idle claims if the GpuPolicy requests it; only pods with a controller", False

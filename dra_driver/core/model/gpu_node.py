@@ -185,10 +185,10 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
     since: Annotated[Time, _says("RFC 3339.")]
     action: Annotated[
         OverGrantAction,
-        _says("Evict: the controller evicts the first of the pods after the grace time, if it may."),
+        _says("Evict: the controller evicts the first of the pods after the grace period, if it may."),
         ALWAYS,
     ] = OverGrantAction.REPORT
-    grace_s: Annotated[int, Meta(ge=0, le=86400, description="The policy's grace time.")] = field(name="graceSeconds")
+    grace_s: Annotated[int, Meta(ge=0, le=86400, description="The policy's grace period.")] = field(name="graceSeconds")
     pod_protection: Annotated[
         PodProtection | None, _says("Ignore: the pods' annotation no-eviction and budgets do not keep them.")
     ] = None

@@ -189,7 +189,7 @@ def test_words_for_a_column() -> None:
     ],
 )  # fmt: skip
 def test_an_entry_that_makes_no_sense_is_left_out(section: str, changed: dict[str, Any]) -> None:
-    """A grace time that cannot be read is not one of 0 seconds."""
+    """A grace period that cannot be read is not one of 0 seconds."""
     written = valid_usage(ALL)
     written[section][0] |= changed
     found = read(written)

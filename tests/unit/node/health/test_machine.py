@@ -136,7 +136,7 @@ def test_a_failed_remap_ends_only_when_it_is_read_that_none_has_failed() -> None
     ],
 )
 def test_what_is_read_taints_until_it_is_read_to_be_well(cause: HealthCause, ill: Any, well: Any) -> None:
-    """A look that says nothing about it changes nothing; the calm time begins with the good look, once."""
+    """A look that says nothing about it changes nothing; the stabilization period begins with the good look, once."""
     faults = looked(looked({}, 1, **ill), 2, **ill)
     assert fault(faults, cause).severity is Severity.NO_NEW_CLAIMS
     if well:

@@ -114,7 +114,7 @@ def test_a_boot_id_that_cannot_be_read_heals_nothing(node: Node, boot_id: str) -
 
 
 def test_a_wall_clock_that_jumps_changes_no_calm_time_and_no_time_of_a_taint(node: Node, health: NodeHealth) -> None:
-    """Calm times are of the monotonic clock; a published time stays what it was."""
+    """Stabilization periods are of the monotonic clock; a published time stays what it was."""
     health.observe([xid(119)])
     health.repaired(GPU)
     for shift in (-(10**7), 10**7):
