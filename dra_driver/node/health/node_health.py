@@ -83,8 +83,8 @@ class NodeHealth:
 
         An unusable file is moved aside and logged. ``wall_clock`` gives seconds of the Unix epoch, ``clock`` seconds
         since the boot, the same in all processes of the node (``time.monotonic`` on Linux). ``calm_s`` limits default
-        stabilization periods, for simulated GPUs. ``rules`` returns the current rules of a GPU; it is called often, with
-        a lock held and also for GPUs that have disappeared, and must not wait or take a lock.
+        stabilization periods, for simulated GPUs. ``rules`` returns the current rules of a GPU; it is called often,
+        with a lock held and also for GPUs that have disappeared, and must not wait or take a lock.
         """
         health = cls(path, boot_id=boot_id, wall_clock=wall_clock, clock=clock, calm_s=calm_s, rules=rules)
         health._load()

@@ -76,7 +76,7 @@ class _Health(Chapter):
             self.expect(lambda: self._not_moved(before), "both pods to run after the events")
             self.say("3. The Deployments made new pods, which run on healthy GPUs.")
             self.say("".join(f"    pod      {place}\n" for place in self._places().values()))
-        # If no reading showed the GPU as lost, its XID ends `SETTLE_S` (60 s) after the NVIDIA driver needs no recovery.
+        # If no reading showed the GPU as lost, its XID ends after `SETTLE_S` (60 s) without a reported recovery action.
         self.expect(lambda: ", ".join(self._taints()) or None, "the taints to be removed", within_s=90.0)
         names = [f"again-{number}" for number in range(len(before))]
         for name, place in zip(names, before.values(), strict=True):
