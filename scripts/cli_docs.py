@@ -69,7 +69,8 @@ def commands_of(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPa
 def section(parser: argparse.ArgumentParser, common: Set[str]) -> Iterator[str]:
     """Yield usage, description and arguments of a command, then its subcommands."""
     yield f"### {parser.prog}\n"
-    yield f"```text\n{usage(parser)}\n```\n"
+    if (line := usage(parser)) != f"{parser.prog} [flags]":
+        yield f"```text\n{line}\n```\n"
     for text in (parser.description, examples.with_examples(parser.prog, parser.epilog)):
         if text:
             yield (

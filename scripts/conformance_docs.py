@@ -34,5 +34,6 @@ def tables() -> Iterator[str]:
 
 
 def row(check: Check) -> str:
-    scope = ", ".join([check.profile, check.level, *(f"needs {need}" for need in check.needs)])
+    unusual = [each for each in (check.profile, check.level) if each not in {"basic", "must"}]
+    scope = ", ".join([*unusual, *(f"needs {need}" for need in check.needs)])
     return f"| `{check.id}` | {check.title} | {scope} |"
