@@ -210,11 +210,11 @@ def test_the_usage_brake(admin: RestClient, thief: RestClient, controller_file: 
 
     renew_all()
     with controller(controller_file, folder, **USAGE):
-        wait(lambda: "" if said(admin, NAMESPACE, "GpuEvictionBraked", "its claim's use") else "no brake", WAIT_S)
+        wait(lambda: "" if said(admin, NAMESPACE, "GpuEvictionBraked", "Usage evictions") else "no brake", WAIT_S)
         renew_all()
         everyone = [name for pods in names.values() for name in pods]
         holds(lambda: not any(is_leaving(admin, TENANT, name) for name in everyone))
-        say(f"beside {MOST_GPUS} GPUs of the thief: {said(admin, NAMESPACE, 'GpuEvictionBraked', 'claim')}")
+        say(f"beside {MOST_GPUS} GPUs of the thief: {said(admin, NAMESPACE, 'GpuEvictionBraked', 'Usage')}")
         real[THIRD] = []
         renew_all()
         wait(lambda: gone(admin, *names[VICTIM]), WAIT_S)
