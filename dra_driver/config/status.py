@@ -7,7 +7,14 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodePolicy, NodeSummary, PolicyState, ToldUsage
+from dra_driver.core.model.gpu_node import (
+    GpuNodeStatus,
+    HealthWord,
+    NodePolicy,
+    NodeSummary,
+    PolicyState,
+    ReportedUsage,
+)
 from dra_driver.core.text import cut
 from dra_driver.core.wire import from_wire, to_wire
 
@@ -49,12 +56,12 @@ def summary_of(status: GpuNodeStatus) -> NodeSummary:
     )
 
 
-def usage_in_words(told: ToldUsage) -> str | None:
+def usage_in_words(reported: ReportedUsage) -> str | None:
     """For a column of kubectl; None when there is nothing to report."""
     counts = {
-        "over grant": [f"{each.namespace}/{each.claim}" for each in told.over_grant],
-        "idle": [f"{each.namespace}/{each.claim}" for each in told.idle],
-        "with processes of no claim": [each.gpu for each in told.unattributed],
+        "over grant": [f"{each.namespace}/{each.claim}" for each in reported.over_grant],
+        "idle": [f"{each.namespace}/{each.claim}" for each in reported.idle],
+        "with processes of no claim": [each.gpu for each in reported.unattributed],
     }
     return "; ".join(f"{len(names)} {what}: {', '.join(names)}" for what, names in counts.items() if names) or None
 

@@ -165,8 +165,8 @@ class ControllerProcess:
                 idle=settings.reclaim_idle,
                 brake=brake,
             )
-            told = UsageEvictionEvents(recorder, lease)
-            yield UsageEvictions(bounded, watch, election, usage_rules, told, pace=pace, clock=clock).worker, watch
+            reported = UsageEvictionEvents(recorder, lease)
+            yield UsageEvictions(bounded, watch, election, usage_rules, reported, pace=pace, clock=clock).worker, watch
         if settings.policy_status:
             self._waits["policy status"] = copies = PolicyWatches(rest, self._wake)
             yield PolicyStatusWriter(bounded, copies, election, clock=clock).worker, copies

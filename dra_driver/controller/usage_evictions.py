@@ -101,7 +101,7 @@ class _Open(Struct):
     announced_s: float
     not_before_s: float
     verified_s: float | None = None
-    told: set[str] = field(default_factory=set)
+    reported: set[str] = field(default_factory=set)
     backoff: Backoff = field(default_factory=retries)
 
 
@@ -174,7 +174,7 @@ class UsageEvictions:
             self._tell(case, known, self._candidates(case, known).pods)
 
     def _tell(self, case: UsageEvictionRequest, known: _Open, pods: Sequence[PodRef]) -> None:
-        known.told.update(pod.uid for pod in pods)
+        known.reported.update(pod.uid for pod in pods)
         self._events.announced(case, pods)
 
     def _publish(self, cases: Sequence[UsageEvictionRequest], braked: bool) -> None:
@@ -229,7 +229,7 @@ class UsageEvictions:
         if found.outcome is not None:
             return (case.pods[0] if case.pods else None), found.outcome
         pod = found.pods[0]
-        if pod.uid not in known.told:  # it came later, or could not be read then
+        if pod.uid not in known.reported:  # it came later, or could not be read then
             self._tell(case, known, [pod])
             return pod, EvictionOutcome(result="announced")
         if not self._leadership.leads():

@@ -18,7 +18,7 @@ from dra_driver.config.status import node_status_of
 from dra_driver.controller.eviction_api import BrakeRules, EvictionOutcome, EvictionRequests, exceeds, has_ended
 from dra_driver.controller.pending_evictions import PodRef, pods_of, results_of
 from dra_driver.core.errors import NotFoundError
-from dra_driver.core.model.gpu_node import ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ReportedIdle, ReportedOverGrant, ReportedUsage
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection
 from dra_driver.kube import paths
 from dra_driver.kube.evictions import NO_EVICTION
@@ -36,7 +36,7 @@ class NodeUse(Struct, frozen=True, kw_only=True):
 
     name: str
     gpus: int
-    reported: ToldUsage
+    reported: ReportedUsage
 
 
 class UsageEvictionRequest(Struct, frozen=True, kw_only=True):
@@ -106,7 +106,7 @@ def _cases(node: NodeUse, *, over_grant: bool, idle: bool) -> Iterator[UsageEvic
             yield _of_idle(node.name, each)
 
 
-def _of_over_grant(node: str, reported: ToldOverGrant) -> UsageEvictionRequest:
+def _of_over_grant(node: str, reported: ReportedOverGrant) -> UsageEvictionRequest:
     return UsageEvictionRequest(
         kind="over-grant",
         node=node,
@@ -121,7 +121,7 @@ def _of_over_grant(node: str, reported: ToldOverGrant) -> UsageEvictionRequest:
     )
 
 
-def _of_idle(node: str, reported: ToldIdle) -> UsageEvictionRequest:
+def _of_idle(node: str, reported: ReportedIdle) -> UsageEvictionRequest:
     return UsageEvictionRequest(
         kind="idle",
         node=node,

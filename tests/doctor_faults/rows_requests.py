@@ -12,8 +12,8 @@ from dra_driver.core.model.gpu_node import (
     PolicyPlace,
     PolicyState,
     PolicyStatus,
-    ToldForeign,
-    ToldUsage,
+    ReportedUnattributed,
+    ReportedUsage,
 )
 from dra_driver.core.wire import to_wire
 from dra_driver.diagnose.doctor.cluster import DoctorScope
@@ -40,7 +40,9 @@ NO_PARTITIONS = {
     "gpu_nodes>*>status>gpus>*>offeredAs": ["Whole"],
 }
 ENV = "daemonsets>0>spec>template>spec>containers>0>env>-"
-FOREIGN = ToldForeign(gpu="gpu-1", processes=2, memory="9Gi", since="2026-11-22T10:00:00Z", commands=("python3",))
+FOREIGN = ReportedUnattributed(
+    gpu="gpu-1", processes=2, memory="9Gi", since="2026-11-22T10:00:00Z", commands=("python3",)
+)
 
 
 def policy(*parts: str, gpus: int = 2, spec: Obj | None = None, **place: Any) -> Obj:
@@ -192,7 +194,7 @@ ROWS = rows(
             "2 processes",
             "9Gi",
             "python3",
-        ): {"gpu_nodes>0>status>usage": to_wire(ToldUsage(unattributed=(FOREIGN,)))},
+        ): {"gpu_nodes>0>status>usage": to_wire(ReportedUsage(unattributed=(FOREIGN,)))},
         fail(
             "template in another namespace",
             Layer.WORKLOAD,

@@ -20,8 +20,8 @@ from dra_driver.core.model.gpu_node import (
     PolicyOrigin,
     PolicyState,
     PublishedForm,
-    ToldOverGrant,
-    ToldPod,
+    ReportedOverGrant,
+    ReportedPod,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.core.wire import to_wire
@@ -123,9 +123,9 @@ def test_status_of_a_policy() -> None:
 
 
 def test_a_claim_over_its_grant() -> None:
-    told = ToldOverGrant(
+    told = ReportedOverGrant(
         namespace="team", claim="llm", claim_uid="6e0f8a3c-52d5-4f1b-9b0e-3f1f3a0c7d21", gpu="gpu-0",
-        pods=(ToldPod(name="llm-0", uid="1c2d9e54-7a61-4c3f-8f0a-5b7c2e9d4a10"),), used="20Gi", granted="12Gi",
+        pods=(ReportedPod(name="llm-0", uid="1c2d9e54-7a61-4c3f-8f0a-5b7c2e9d4a10"),), used="20Gi", granted="12Gi",
         processes=2, since="2026-07-01T12:00:00Z", action=OverGrantAction.EVICT, grace_s=60,
     )  # fmt: skip
     command = "kubectl get gpunode gpu-a -o jsonpath='{.status.usage.overGrant[0]}'"

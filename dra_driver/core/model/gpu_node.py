@@ -14,7 +14,7 @@ from dra_driver.core.wire import ALWAYS
 MAX_GPUS: Final = 64
 MAX_NAMES: Final = 20  # claims and policies listed of one policy, and places listed of one outcome
 
-MAX_TOLD: Final = 32  # findings of each kind
+MAX_REPORTED: Final = 32  # findings of each kind
 MAX_TOLD_PODS: Final = 4
 
 Word = Annotated[str, Meta(min_length=1, max_length=63)]
@@ -158,7 +158,7 @@ class NodeProblem(Struct, frozen=True, kw_only=True, rename="camel"):
     message: Sentence
 
 
-class ToldPod(Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportedPod(Struct, frozen=True, kw_only=True, rename="camel"):
     """A pod in the claim's namespace."""
 
     name: Line
@@ -168,7 +168,7 @@ class ToldPod(Struct, frozen=True, kw_only=True, rename="camel"):
 Processes = Annotated[int, Meta(ge=0, le=100_000, description="How many processes there were.")]
 
 
-class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportedOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
     """A claim whose processes together have more memory of a shared GPU than was granted."""
 
     namespace: Line
@@ -176,7 +176,7 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
     claim_uid: Uid
     gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
     pods: Annotated[
-        tuple[ToldPod, ...],
+        tuple[ReportedPod, ...],
         Meta(max_length=MAX_TOLD_PODS, description="Pods of the claim that have the memory, the one with most first."),
     ]
     used: Annotated[Word, _says("Highest observed value, as a quantity.")]
@@ -194,7 +194,7 @@ class ToldOverGrant(Struct, frozen=True, kw_only=True, rename="camel"):
     ] = None
 
 
-class ToldForeign(Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportedUnattributed(Struct, frozen=True, kw_only=True, rename="camel"):
     """Processes on a GPU that belong to no claim that has it."""
 
     gpu: Annotated[Word, _says("The name of the GPU's device, gpu-N.")]
@@ -208,7 +208,7 @@ class ToldForeign(Struct, frozen=True, kw_only=True, rename="camel"):
     ] = ()
 
 
-class ToldIdle(Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportedIdle(Struct, frozen=True, kw_only=True, rename="camel"):
     """A claim that does not use its devices."""
 
     namespace: Line
@@ -223,7 +223,7 @@ class ToldIdle(Struct, frozen=True, kw_only=True, rename="camel"):
     after_min: Annotated[int, Meta(ge=1, le=10080, description="The policy's minutes.")] = field(name="afterMinutes")
 
 
-class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
+class ReportedUsage(Struct, frozen=True, kw_only=True, rename="camel"):
     """Findings of the usage exporter that the node process accepted. The controller evicts only for these."""
 
     checked_at: Annotated[
@@ -234,12 +234,12 @@ class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
         ),
     ] = None
     over_grant: Annotated[
-        tuple[ToldOverGrant, ...], Meta(max_length=MAX_TOLD, description="Claims over their grant.")
+        tuple[ReportedOverGrant, ...], Meta(max_length=MAX_REPORTED, description="Claims over their grant.")
     ] = ()
     unattributed: Annotated[
-        tuple[ToldForeign, ...], Meta(max_length=MAX_TOLD, description="GPUs with processes of no claim.")
+        tuple[ReportedUnattributed, ...], Meta(max_length=MAX_REPORTED, description="GPUs with processes of no claim.")
     ] = ()
-    idle: Annotated[tuple[ToldIdle, ...], Meta(max_length=MAX_TOLD, description="Claims without use.")] = ()
+    idle: Annotated[tuple[ReportedIdle, ...], Meta(max_length=MAX_REPORTED, description="Claims without use.")] = ()
 
     @property
     def asks(self) -> bool:
@@ -248,7 +248,7 @@ class ToldUsage(Struct, frozen=True, kw_only=True, rename="camel"):
         return evicts or any(each.action is IdleAction.RECLAIM for each in self.idle)
 
 
-NO_USAGE: Final = ToldUsage()
+NO_USAGE: Final = ReportedUsage()
 
 
 class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -275,7 +275,7 @@ class GpuNodeStatus(Struct, frozen=True, kw_only=True, rename="camel"):
     problems: Annotated[
         tuple[NodeProblem, ...], Meta(max_length=32, description="Problems of the node, in sentences."), ALWAYS
     ] = ()
-    usage: Annotated[ToldUsage, _says("Findings of the usage exporter that the node process validated.")] = NO_USAGE
+    usage: Annotated[ReportedUsage, _says("Findings of the usage exporter that the node process validated.")] = NO_USAGE
 
 
 class PolicyPlace(Struct, frozen=True, kw_only=True, rename="camel"):

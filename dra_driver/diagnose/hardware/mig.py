@@ -214,11 +214,11 @@ def first_create(facts: Facts, _survey: Facts) -> Finding:
     for step in ("mode beside client", "create beside client"):
         answer = facts[step]
         if "error" in answer and answer.get("code") != IN_USE:
-            differences.append(f"{step}: {_told(answer)}, expected success or code {IN_USE}")
+            differences.append(f"{step}: {_outcome(answer)}, expected success or code {IN_USE}")
     for step in ("mode alone", "create alone"):
         if "error" in facts[step]:
-            differences.append(f"{step}: {_told(facts[step])}, expected success")
-    seen = ", ".join(f"{step}: {_told(facts[step])}" for step in ("mode beside client", "create beside client"))
+            differences.append(f"{step}: {_outcome(facts[step])}, expected success")
+    seen = ", ".join(f"{step}: {_outcome(facts[step])}" for step in ("mode beside client", "create beside client"))
     return _judged(
         facts,
         differences,
@@ -234,16 +234,16 @@ def subscriptions(facts: Facts, _survey: Facts) -> Finding:
     differences = []
     for step in ("mode", "create"):
         if "error" in facts[step]:
-            differences.append(f"{step}: {_told(facts[step])}")
+            differences.append(f"{step}: {_outcome(facts[step])}")
     beside, alone = facts.get("destroy beside client", {}), facts.get("destroy alone", {})
     if "error" in beside and beside.get("code") != IN_USE:
-        differences.append(f"destroy beside client: {_told(beside)}, expected success or code {IN_USE}")
+        differences.append(f"destroy beside client: {_outcome(beside)}, expected success or code {IN_USE}")
     if "error" in alone:
-        differences.append(f"destroy alone: {_told(alone)}, expected success")
+        differences.append(f"destroy alone: {_outcome(alone)}, expected success")
     return _judged(
         facts,
         differences,
-        f"destroying an instance that a second process has listed: {_told(beside)}; after its end: {_told(alone)}",
+        f"destroying an instance listed by a second process: {_outcome(beside)}; after its end: {_outcome(alone)}",
         right="two node processes during an update block each other only while one of them lists",
         wrong="unpreparing a claim would fail instead of being retried",
     )
@@ -273,7 +273,7 @@ def _judged(facts: Facts, differences: Sequence[str], seen: str, *, right: str, 
     return judgement(differences, seen, right=right, wrong=wrong)
 
 
-def _told(answer: Facts) -> str:
+def _outcome(answer: Facts) -> str:
     if "error" in answer:
         return f"{answer['error']} (code {answer.get('code')})"
     return f"ok in {answer['ms']:.0f} ms" if answer else "not tried"

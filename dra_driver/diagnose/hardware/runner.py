@@ -102,11 +102,11 @@ def _reading(lines: BinaryIO) -> Reading:
     """The child's output: topics with values, and a problem; without an unfinished line."""
     lines.seek(0)
     *whole, _ = lines.read(MAX_BYTES).split(b"\n")
-    told = [json.loads(line) for line in whole]
-    problem = next((str(each["problem"]) for each in reversed(told) if "problem" in each), "")
+    reported = [json.loads(line) for line in whole]
+    problem = next((str(each["problem"]) for each in reversed(reported) if "problem" in each), "")
     if lines.read(1):
         problem = problem or f"the check read more than {MAX_BYTES >> 20} MiB; the rest is omitted"
-    return Reading(facts={each["topic"]: each["value"] for each in told if "topic" in each}, problem=problem)
+    return Reading(facts={each["topic"]: each["value"] for each in reported if "topic" in each}, problem=problem)
 
 
 def _printed(output: BinaryIO) -> str:

@@ -196,7 +196,7 @@ def delete(api: SmokeApi, found: Iterable[tuple[str, Wire]]) -> list[str]:
 
 CLEANUP_S: Final = 60.0
 
-Told = Callable[[TryResult, int, int], None]
+OnResult = Callable[[TryResult, int, int], None]
 """Called with each result, its number and the total; by one thread at a time."""
 
 
@@ -204,9 +204,13 @@ class SmokeRun:
     """One run. ``run`` is called once; ``stop`` from any thread or signal handler."""
 
     def __init__(
-        self, rest: Any, options: SmokeOptions, fits_under: FitsUnder, told: Told = lambda _result, _done, _of: None
+        self,
+        rest: Any,
+        options: SmokeOptions,
+        fits_under: FitsUnder,
+        on_result: OnResult = lambda _result, _done, _of: None,
     ) -> None:
-        self._rest, self._options, self._told = rest, options, told
+        self._rest, self._options, self._on_result = rest, options, on_result
         self._id = secrets.token_hex(4)
         self._numbers = count(1)
         self._stopping = threading.Event()
@@ -276,7 +280,7 @@ class SmokeRun:
             result = self._tried(node, kind, tools)
             with self._lock:
                 self.report.tries.append(result)
-                self._told(result, len(self.report.tries), total)
+                self._on_result(result, len(self.report.tries), total)
 
     def _tried(self, node: str, kind: TryKind, tools: Tools) -> TryResult:
         if self._stopping.is_set():

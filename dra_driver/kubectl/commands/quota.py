@@ -51,8 +51,8 @@ def run(args: argparse.Namespace) -> int:
         print("note: unlimited classes are not listed: some quotas are unreadable", file=sys.stderr)
         free = []
     if args.output == "json":
-        told = [{**to_builtins(row), "left": row.left} for row in rows]
-        print_json("QuotaReport", {"items": told, "unlimited": to_builtins(free)})
+        reported = [{**to_builtins(row), "left": row.left} for row in rows]
+        print_json("QuotaReport", {"items": reported, "unlimited": to_builtins(free)})
     elif args.output == "csv":
         usage_source.print_csv(
             [*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free]

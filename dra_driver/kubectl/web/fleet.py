@@ -15,10 +15,10 @@ from dra_driver.core.model.gpu_node import (
     GpuNodeStatus,
     NodeGpu,
     PublishedForm,
-    ToldForeign,
-    ToldIdle,
-    ToldOverGrant,
-    ToldUsage,
+    ReportedIdle,
+    ReportedOverGrant,
+    ReportedUnattributed,
+    ReportedUsage,
 )
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
@@ -487,25 +487,25 @@ def _natural(name: str) -> list[tuple[int, int | str]]:
     return [(0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts]
 
 
-def use_of_gpu(usage: ToldUsage, gpu: str) -> Iterator[str]:
+def use_of_gpu(usage: ReportedUsage, gpu: str) -> Iterator[str]:
     yield from (_sentence(each) for each in _of_gpus(usage) if each.gpu == gpu)
 
 
-def use_of_node(usage: ToldUsage) -> Iterator[str]:
+def use_of_node(usage: ReportedUsage) -> Iterator[str]:
     yield from (f"{each.gpu}: {_sentence(each)}" for each in _of_gpus(usage))
     yield from map(_sentence, usage.idle)
 
 
-def _of_gpus(usage: ToldUsage) -> Sequence[ToldOverGrant | ToldForeign]:
+def _of_gpus(usage: ReportedUsage) -> Sequence[ReportedOverGrant | ReportedUnattributed]:
     return *usage.over_grant, *usage.unattributed
 
 
-def _sentence(found: ToldOverGrant | ToldForeign | ToldIdle) -> str:
-    if isinstance(found, ToldOverGrant):
+def _sentence(found: ReportedOverGrant | ReportedUnattributed | ReportedIdle) -> str:
+    if isinstance(found, ReportedOverGrant):
         ends = f"; a pod will be evicted after {found.grace_s} s" if found.action is OverGrantAction.EVICT else ""
         since = f" since {found.since}" if found.since else ""
         return f"claim {found.namespace}/{found.claim} uses {found.used} of {found.granted}{since}{ends}"
-    if isinstance(found, ToldForeign):
+    if isinstance(found, ReportedUnattributed):
         count = "1 process belongs" if found.processes == 1 else f"{found.processes} processes belong"
         commands = f" ({', '.join(found.commands)})" if found.commands else ""
         memory = f" with {found.memory}" if found.memory else ""

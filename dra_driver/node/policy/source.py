@@ -51,7 +51,7 @@ class PolicySets(Struct, frozen=True, kw_only=True):
     refused: Mapping[str, str]
 
 
-def standing_of(
+def policy_outcomes(
     found: PolicySets, snapshot: Snapshot, terms: Terms, node_name: str, claims: Mapping[GpuUuid, Sequence[str]]
 ) -> tuple[NodePolicy, ...]:
     """One entry for each policy that selects a GPU of the node or is refused by name, in order of names.
@@ -189,8 +189,8 @@ class PolicySource:
             return not self._is_waiting
 
     @property
-    def standing(self) -> PolicySets:
-        """The sets of policies for `standing_of`. Equal ones are the same objects."""
+    def sets(self) -> PolicySets:
+        """The sets of policies for `policy_outcomes`. Equal ones are the same objects."""
         with self._lock:
             return PolicySets(newest=self._newest, in_force=self._good, problem=self._problem(), refused=self._refused)
 

@@ -287,7 +287,7 @@ def data_of(device: AssignedDevice) -> dict[str, object]:
     return {key: value for key, value in data.items() if value is not None}
 
 
-def told_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectReference]:
+def reported_objects(ref: ClaimRef, document: Mapping[str, object]) -> list[ObjectReference]:
     """The claim and its pods; empty if another claim now has its name."""
     metadata, status = document.get("metadata"), document.get("status")
     if not isinstance(metadata, dict) or metadata.get("uid") != ref.uid:
@@ -359,7 +359,7 @@ class ClaimEvents:
         except KubernetesApiError as error:
             log.warning("cannot record an event on a claim", extra={"claim": str(ref), "reason": error})
             return
-        for about in told_objects(ref, document):
+        for about in reported_objects(ref, document):
             self._recorder.record(about, notice.kind, notice.reason, notice.message)
         self._recorder.flush()
 

@@ -41,7 +41,7 @@ from dra_driver.core.model.gpu_node import (
     NodeProblem,
     NodeTaint,
     PublishedForm,
-    ToldUsage,
+    ReportedUsage,
 )
 from dra_driver.core.model.health import HealthCause, HealthCondition, Severity
 from dra_driver.core.model.ids import GpuUuid
@@ -54,7 +54,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.own_node import OwnNodeWatch
 from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Journal
-from dra_driver.node.policy import PolicySource, standing_of
+from dra_driver.node.policy import PolicySource, policy_outcomes
 from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.node_events import Tell
@@ -238,7 +238,7 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     watches_health: bool = True
     policies: tuple[NodePolicy, ...] = ()
     problems: tuple[NodeProblem, ...] = ()
-    usage: ToldUsage = NO_USAGE
+    usage: ReportedUsage = NO_USAGE
     toolkit_version: str | None = None
     container_runtime_version: str | None = None
     kernel_version: str | None = None
@@ -368,10 +368,10 @@ class GpuNodeService:
             return
         if self._usage is not None:
             self._usage.look(*known)
-        told = self._usage.told if self._usage is not None else NO_USAGE
-        standing = self._policies.standing
+        reported = self._usage.reported if self._usage is not None else NO_USAGE
+        sets = self._policies.sets
         conditions = self._health.conditions if self._health is not None else ()
-        seen = (*known, conditions, self._own_node.current(), standing.newest, standing.in_force, told)
+        seen = (*known, conditions, self._own_node.current(), sets.newest, sets.in_force, reported)
         is_same = len(seen) == len(self._seen) and all(a is b for a, b in zip(seen, self._seen, strict=True))
         messages = (self._not_ready(), self._remarks(), self._hook_version())
         if is_same and not self._claims_changed and messages == self._messages:
@@ -401,11 +401,11 @@ class GpuNodeService:
             conditions=self._health.conditions if self._health is not None else (),
             missing=self._health.missing if self._health is not None else frozenset(),
             watches_health=self._health is not None,
-            policies=standing_of(
-                self._policies.standing, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
+            policies=policy_outcomes(
+                self._policies.sets, snapshot, terms, self._settings.node_name, claims_by_gpu(holdings)
             ),
             problems=tuple(problems),
-            usage=self._usage.told if self._usage is not None else NO_USAGE,
+            usage=self._usage.reported if self._usage is not None else NO_USAGE,
             toolkit_version=self._hook_version(),
             container_runtime_version=(node.runtime or None) if node is not None else None,
             kernel_version=(node.kernel or None) if node is not None else None,

@@ -85,7 +85,7 @@ QUIET_S: Final = 60.0
 _Key = tuple[GpuUuid, int | None, HealthCause]
 
 
-class _Told(Struct, frozen=True):
+class _Reported(Struct, frozen=True):
     """The last event about a key. ``condition`` is None after its end was reported."""
 
     at: float
@@ -120,28 +120,28 @@ class ConditionEvents:
     ) -> None:
         self._tell, self._notify, self._clock = tell, notify, clock
         self._started = now()
-        self._told: dict[_Key, _Told] = {}
+        self._reported: dict[_Key, _Reported] = {}
 
     def update(self, conditions: Iterable[HealthCondition], snapshot: Snapshot) -> None:
         """Record events for conditions that began, got worse or ended, with the device names of ``snapshot``."""
         now = self._clock()
         holding = {(each.gpu_uuid, each.gi_id, each.cause): each for each in conditions}
         for key, condition in holding.items():
-            told = self._told.get(key)
-            if told is None and condition.since < self._started:
-                self._told[key] = _Told(now - QUIET_S, condition)
-            elif told is None or (now - told.at >= QUIET_S and _effect(told.condition) != _effect(condition)):
-                self._told[key] = _Told(now, condition)
+            last = self._reported.get(key)
+            if last is None and condition.since < self._started:
+                self._reported[key] = _Reported(now - QUIET_S, condition)
+            elif last is None or (now - last.at >= QUIET_S and _effect(last.condition) != _effect(condition)):
+                self._reported[key] = _Reported(now, condition)
                 reason = UNMONITORED if condition.cause is HealthCause.UNMONITORED else UNHEALTHY
                 self._report(condition, snapshot, "Warning", reason, _begun(condition, snapshot=snapshot))
-        for key, told in list(self._told.items()):
-            if key in holding or now - told.at < QUIET_S:
+        for key, last in list(self._reported.items()):
+            if key in holding or now - last.at < QUIET_S:
                 continue
-            if told.condition is None:
-                del self._told[key]
+            if last.condition is None:
+                del self._reported[key]
             else:
-                self._told[key] = _Told(now, None)
-                self._report(told.condition, snapshot, "Normal", RECOVERED, _ended(told.condition, snapshot))
+                self._reported[key] = _Reported(now, None)
+                self._report(last.condition, snapshot, "Normal", RECOVERED, _ended(last.condition, snapshot))
 
     def _report(self, condition: HealthCondition, snapshot: Snapshot, kind: Kind, reason: str, message: str) -> None:
         self._tell(kind, reason, message)

@@ -157,19 +157,19 @@ class RateLimitedReports:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._told: dict[tuple[str, str], tuple[DeviceReport, float]] = {}
+        self._reported: dict[tuple[str, str], tuple[DeviceReport, float]] = {}
 
     def apply(self, reports: Iterable[DeviceReport]) -> tuple[DeviceReport, ...]:
         now = self._clock()
-        self._told = {(each.pool, each.device): self._steady(each, now) for each in reports}
-        return tuple(report for report, _ in self._told.values())
+        self._reported = {(each.pool, each.device): self._steady(each, now) for each in reports}
+        return tuple(report for report, _ in self._reported.values())
 
     def _steady(self, report: DeviceReport, now: float) -> tuple[DeviceReport, float]:
-        told, at = self._told.get((report.pool, report.device), (report, now))
-        if report == told:
-            return told, at
-        if report == replace(told, message=report.message) and now - at < STEADY_S:
-            return told, at
+        reported, at = self._reported.get((report.pool, report.device), (report, now))
+        if report == reported:
+            return reported, at
+        if report == replace(reported, message=report.message) and now - at < STEADY_S:
+            return reported, at
         return report, now
 
 

@@ -74,7 +74,7 @@ class HealthMonitor:
         self._news = threading.Event()  # conditions changed and were published, but not reported yet
         self._wanted = threading.Event()  # a poll is due soon
         self._devices = threading.Event()  # claimed devices changed, but were not reported to the kubelet yet
-        self._looked = self._told = float("-inf")
+        self._looked = self._reported = float("-inf")
         self._stale: frozenset[GpuUuid] = frozenset()
         self._judged: Snapshot | None = None
         self._worker = Worker(THREAD_NAME, self.step, on_error=self._failed, after_error_s=LOOK_S)
@@ -134,7 +134,7 @@ class HealthMonitor:
         if any([self._instances_ended(), self._health.tick()]):
             self._publish()
             news = True
-        if news or (self._devices.is_set() and self._clock() - self._told >= PAUSE_S):
+        if news or (self._devices.is_set() and self._clock() - self._reported >= PAUSE_S):
             self._tell_now()
         if self._since_look_s() >= (PAUSE_S if wanted else LOOK_S):
             self._wanted.clear()
@@ -158,7 +158,7 @@ class HealthMonitor:
     def _tell_now(self) -> None:
         self._devices.clear()
         self._tell()
-        self._told = self._clock()
+        self._reported = self._clock()
 
     def look(self) -> bool:
         """Poll all GPUs; return whether the conditions changed."""

@@ -26,7 +26,7 @@ from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube.events import EventRecorder
 from dra_driver.kube.own_node import OwnNode, OwnNodeWatch
 from dra_driver.node.process.node_events import Tell, Warn, tell
-from dra_driver.node.slices import Neighbour, Publisher
+from dra_driver.node.slices import OtherPool, Publisher
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class NodeFollower:
         self._drain = DrainTaint(own_node.current, partial(tell, own_node, events), on_undrain)
         self._second = SecondPublisher(
             own_node.current,
-            lambda: publisher.neighbours(self._gpus(inventory.current())),
+            lambda: publisher.other_pools(self._gpus(inventory.current())),
             driver,
             SecondPublisherFile(folder),
             allowed=allow_second,
@@ -144,11 +144,11 @@ class DrainTaint:
         self._request = NOT_DRAINED  # replaced as a whole, so that any thread reads it without a lock
         self._names: tuple[str, ...] = ()
         self._unknown_names: tuple[str, ...] = ()
-        self._told: tuple[str, ...] = ()
+        self._reported: tuple[str, ...] = ()
 
     @property
     def has_news(self) -> bool:
-        return self._unknown_names != self._told
+        return self._unknown_names != self._reported
 
     def look(self) -> bool:
         """Apply the annotation; return whether the request changed. Sends no request."""
@@ -188,9 +188,9 @@ class DrainTaint:
 
     def _warn(self) -> None:
         names = self._unknown_names
-        if names and names != self._told:
+        if names and names != self._reported:
             self._tell("Warning", "DrainUnknownGpu", _unknown(names))
-        self._told = names
+        self._reported = names
 
 
 def _unknown(words: tuple[str, ...]) -> str:
@@ -253,7 +253,7 @@ class WithdrawalState(Struct, frozen=True, kw_only=True):
 
 
 def judge(
-    standing: WithdrawalState,
+    state: WithdrawalState,
     found: tuple[str, ...],
     now: float,
     *,
@@ -262,16 +262,16 @@ def judge(
 ) -> WithdrawalState:
     """The state after a poll at ``now`` (seconds) that found these second publishers. ``at_once``: the process has
     just started, so they published before it."""
-    if bool(found) == standing.withdrawn:
-        return replace(standing, since=None, found=found)
-    since = now if standing.since is None else standing.since
-    limit_s = offer_after_s if standing.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
+    if bool(found) == state.withdrawn:
+        return replace(state, since=None, found=found)
+    since = now if state.since is None else state.since
+    limit_s = offer_after_s if state.withdrawn else 0.0 if at_once else WITHDRAW_AFTER_S
     if now - since >= limit_s:
-        return WithdrawalState(withdrawn=not standing.withdrawn, found=found)
-    return replace(standing, since=since, found=found)
+        return WithdrawalState(withdrawn=not state.withdrawn, found=found)
+    return replace(state, since=since, found=found)
 
 
-def found_in(allocatable: Mapping[str, str], pools: Sequence[Neighbour]) -> tuple[str, ...]:
+def found_in(allocatable: Mapping[str, str], pools: Sequence[OtherPool]) -> tuple[str, ...]:
     """The second publishers, each as the beginning of a message."""
     offered = [f"{name}: {amount}" for name, amount in sorted(allocatable.items()) if _counts(name, amount)]
     some = ", ".join(offered[:_SHOWN]) + (", ..." if len(offered) > _SHOWN else "")
@@ -300,7 +300,7 @@ class SecondPublisher:
     def __init__(
         self,
         node: Callable[[], OwnNode | None],
-        pools: Callable[[], Sequence[Neighbour]],
+        pools: Callable[[], Sequence[OtherPool]],
         driver: str,
         file: SecondPublisherFile,
         *,
@@ -318,16 +318,16 @@ class SecondPublisher:
 
     @property
     def problem(self) -> str | None:
-        standing = self._standing
-        return _message(standing, self._offer_after_s) if standing.withdrawn and not self._allowed else None
+        state = self._standing
+        return _message(state, self._offer_after_s) if state.withdrawn and not self._allowed else None
 
     @property
     def remarks(self) -> list[str]:
         """A message while a second publisher is allowed or not yet acted on."""
-        standing = self._standing
-        if not standing.found or self.problem is not None:
+        state = self._standing
+        if not state.found or self.problem is not None:
             return []
-        return [f"second publisher: {'; '.join(standing.found)}"]
+        return [f"second publisher: {'; '.join(state.found)}"]
 
     @property
     def is_waiting(self) -> bool:
@@ -372,14 +372,14 @@ class SecondPublisher:
 _ALLOWED: Final = ". They stay published, because --allow-second-publisher is set: assign each GPU to one driver"
 
 
-def _message(standing: WithdrawalState, offer_after_s: float) -> str:
-    if not standing.found:
+def _message(state: WithdrawalState, offer_after_s: float) -> str:
+    if not state.found:
         return (
             "devices are withdrawn: a second publisher of this node's GPUs was found; they are published again "
             f"{offer_after_s:.0f} s after it was last found"
         )
     return (
-        f"devices are withdrawn, because each GPU could be allocated twice: {'; '.join(standing.found)}. Remove one of "
+        f"devices are withdrawn, because each GPU could be allocated twice: {'; '.join(state.found)}. Remove one of "
         "the two from this node"
     )
 

@@ -23,14 +23,14 @@ from dra_driver.core.files import ChangedFile
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.gpu_node import (
-    MAX_TOLD,
+    MAX_REPORTED,
     MAX_TOLD_PODS,
     NO_USAGE,
-    ToldForeign,
-    ToldIdle,
-    ToldOverGrant,
-    ToldPod,
-    ToldUsage,
+    ReportedIdle,
+    ReportedOverGrant,
+    ReportedPod,
+    ReportedUnattributed,
+    ReportedUsage,
 )
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
@@ -53,7 +53,7 @@ UNATTRIBUTED: Final = "GpuUsedByOthers"
 IDLE: Final = "GpuClaimIdle"
 QUIET_S: Final = 600.0
 _Key = TypeVar("_Key", bound=Hashable)
-_Told = TypeVar("_Told")
+_Reported = TypeVar("_Reported")
 
 
 class FindingsFile:
@@ -128,39 +128,39 @@ class UsageEvents:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._tell, self._notify, self._clock = tell, notify, clock
-        self._told: dict[tuple[str, ...], float] = {}
+        self._reported: dict[tuple[str, ...], float] = {}
 
-    def update(self, told: ToldUsage) -> None:
-        metrics.usage_findings.labels("over-grant").set(len(told.over_grant))
-        metrics.usage_findings.labels("idle").set(len(told.idle))
-        metrics.usage_findings.labels("unattributed").set(len(told.unattributed))
-        now, found = self._clock(), dict(_messages(told))
+    def update(self, reported: ReportedUsage) -> None:
+        metrics.usage_findings.labels("over-grant").set(len(reported.over_grant))
+        metrics.usage_findings.labels("idle").set(len(reported.idle))
+        metrics.usage_findings.labels("unattributed").set(len(reported.unattributed))
+        now, found = self._clock(), dict(_messages(reported))
         for key, notice in found.items():
-            if key in self._told:
+            if key in self._reported:
                 continue
-            self._told[key] = now
+            self._reported[key] = now
             named = f"claim {notice.claim.namespace}/{notice.claim.name}: " if notice.claim.uid else ""
             self._tell("Warning", notice.reason, f"{named}{notice.message}")
             if self._notify is not None and notice.claim.uid:
                 self._notify(notice)
-        self._told = {key: at for key, at in self._told.items() if key in found or now - at < QUIET_S}
+        self._reported = {key: at for key, at in self._reported.items() if key in found or now - at < QUIET_S}
 
 
-def _messages(told: ToldUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
-    for over in told.over_grant:
+def _messages(reported: ReportedUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
+    for over in reported.over_grant:
         claim = ClaimRef(namespace=over.namespace, name=over.claim, uid=ClaimUid(over.claim_uid))
         notice = ClaimNotice(claim=claim, reason=OVER_GRANT, message=_over_grant_text(over))
         yield (OVER_GRANT, over.claim_uid, over.gpu, over.action), notice
-    for idle in told.idle:
+    for idle in reported.idle:
         claim = ClaimRef(namespace=idle.namespace, name=idle.claim, uid=ClaimUid(idle.claim_uid))
         yield (IDLE, idle.claim_uid), ClaimNotice(claim=claim, reason=IDLE, message=_idle_text(idle))
-    for foreign in told.unattributed:
+    for foreign in reported.unattributed:
         nothing = ClaimRef(namespace="", name="", uid=ClaimUid(""))
         notice = ClaimNotice(claim=nothing, reason=UNATTRIBUTED, message=_unattributed_text(foreign))
         yield (UNATTRIBUTED, foreign.gpu), notice
 
 
-def _over_grant_text(found: ToldOverGrant) -> str:
+def _over_grant_text(found: ReportedOverGrant) -> str:
     processes = "1 process" if found.processes == 1 else f"{found.processes} processes"
     then = "Other claims on the GPU may run out of memory."
     if found.action is OverGrantAction.EVICT:
@@ -171,14 +171,14 @@ def _over_grant_text(found: ToldOverGrant) -> str:
     )
 
 
-def _idle_text(found: ToldIdle) -> str:
+def _idle_text(found: ReportedIdle) -> str:
     then = ""
     if found.action is IdleAction.RECLAIM:
         then = f" Its pods will be evicted after {found.after_min} more idle minutes."
     return f"Claim idle since {found.since}.{then} Delete pods that do not need the GPU."
 
 
-def _unattributed_text(found: ToldForeign) -> str:
+def _unattributed_text(found: ReportedUnattributed) -> str:
     memory = f" with {found.memory}" if found.memory is not None else ""
     named = f" ({', '.join(found.commands)})" if found.commands else ""
     return (
@@ -203,12 +203,12 @@ class UsageReport:
         folder = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
         self._file, self._journal, self._clock, self._now = FindingsFile(folder, clock=clock), journal, clock, now
         self._events = UsageEvents(tell, notify=notify, clock=clock)
-        self._told, self._checked_s, self._checked_at = NO_USAGE, 0.0, ""
+        self._reported, self._checked_s, self._checked_at = NO_USAGE, 0.0, ""
 
     @property
-    def told(self) -> ToldUsage:
+    def reported(self) -> ReportedUsage:
         """The usage for the GpuNode; the same value while nothing changed."""
-        return self._told
+        return self._reported
 
     @property
     def problem(self) -> str | None:
@@ -224,25 +224,25 @@ class UsageReport:
             self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
         self._take(validate_findings(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
-    def _take(self, told: ToldUsage) -> None:
-        if told != self._told:
-            self._told = told
-        self._events.update(told)
+    def _take(self, reported: ReportedUsage) -> None:
+        if reported != self._reported:
+            self._reported = reported
+        self._events.update(reported)
 
 
 def validate_findings(
     findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
-) -> ToldUsage:
+) -> ReportedUsage:
     """The valid findings, each claim and GPU once, with ``checked_at`` if an eviction is requested."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _unattributed(each, snapshot)) for each in findings.unattributed)
-    told = ToldUsage(over_grant=over, idle=idle, unattributed=foreign)
-    return replace(told, checked_at=checked_at) if told.asks else told
+    reported = ReportedUsage(over_grant=over, idle=idle, unattributed=foreign)
+    return replace(reported, checked_at=checked_at) if reported.asks else reported
 
 
-def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ToldOverGrant | None:
+def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ReportedOverGrant | None:
     claim = _prepared(found.claim, prepared)
     shares = [each for each in _used(claim) if each.device == found.device]
     parts = [each.sharing.share for each in shares if each.sharing is not None]
@@ -250,11 +250,11 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
     if claim is None or not grants or len(grants) < len(shares):
         return None
     granted, rules = sum(grants), terms_of(terms, shares[0].gpu_uuid).usage
-    pods = tuple(ToldPod(name=pod.name, uid=pod.uid) for pod in found.pods if pod.namespace == claim.ref.namespace)
+    pods = tuple(ReportedPod(name=pod.name, uid=pod.uid) for pod in found.pods if pod.namespace == claim.ref.namespace)
     if not pods or found.used_bytes <= granted + found.processes * rules.overhead_bytes:
         return None
     both = found.action is OverGrantAction.EVICT and rules.over_grant is OverGrantAction.EVICT
-    return ToldOverGrant(
+    return ReportedOverGrant(
         namespace=claim.ref.namespace,
         claim=claim.ref.name,
         claim_uid=claim.ref.uid,
@@ -270,14 +270,14 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
     )
 
 
-def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> ToldIdle | None:
+def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> ReportedIdle | None:
     claim = _prepared(found.claim, prepared)
     rules = [terms_of(terms, each.gpu_uuid).usage for each in _used(claim)]
     after_min = idle_after_min(rules)
     if claim is None or after_min is None:
         return None
     reclaims = all(each.idle is IdleAction.RECLAIM for each in rules)
-    return ToldIdle(
+    return ReportedIdle(
         namespace=claim.ref.namespace,
         claim=claim.ref.name,
         claim_uid=claim.ref.uid,
@@ -287,11 +287,11 @@ def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> Told
     )
 
 
-def _unattributed(found: Unattributed, snapshot: Snapshot) -> ToldForeign | None:
+def _unattributed(found: Unattributed, snapshot: Snapshot) -> ReportedUnattributed | None:
     gpu = snapshot.gpu_by_uuid(GpuUuid(found.gpu_uuid))
     if gpu is None:
         return None
-    return ToldForeign(
+    return ReportedUnattributed(
         gpu=gpu.device_name,
         processes=found.processes,
         memory=None if found.bytes_used is None else _quantity(found.bytes_used),
@@ -310,12 +310,12 @@ def _used(claim: Entry | None) -> list[AssignedDevice]:
     return [each for each in claim.devices if not each.admin_access] if claim is not None else []
 
 
-def _once(found: Iterable[tuple[_Key, _Told | None]]) -> tuple[_Told, ...]:
-    """The first of each key, at most `MAX_TOLD`."""
-    kept: dict[_Key, _Told] = {}
-    for key, told in found:
-        if told is not None and key not in kept and len(kept) < MAX_TOLD:
-            kept[key] = told
+def _once(found: Iterable[tuple[_Key, _Reported | None]]) -> tuple[_Reported, ...]:
+    """The first of each key, at most `MAX_REPORTED`."""
+    kept: dict[_Key, _Reported] = {}
+    for key, reported in found:
+        if reported is not None and key not in kept and len(kept) < MAX_REPORTED:
+            kept[key] = reported
     return tuple(kept.values())
 
 

@@ -4,6 +4,6 @@ from dra_driver.node.slices.build import Built, build_devices, pool_name
 from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
 from dra_driver.node.slices.publisher import Publisher
-from dra_driver.node.slices.untrusted_slice import Neighbour
+from dra_driver.node.slices.untrusted_slice import OtherPool
 
-__all__ = ["ApiServerFeatures", "Built", "Neighbour", "Publisher", "build_devices", "pool_name", "split"]
+__all__ = ["ApiServerFeatures", "Built", "OtherPool", "Publisher", "build_devices", "pool_name", "split"]

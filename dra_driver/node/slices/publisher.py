@@ -199,17 +199,17 @@ class Publisher:
 
     @property
     def noticed(self) -> int:
-        """The number of noticed changes of the node's resource slices: while it stays, `neighbours` do."""
+        """The number of noticed changes of the node's resource slices: while it stays, `other_pools` do."""
         return self._noticed
 
     def on_notice(self, callback: Callable[[], None]) -> None:
         """Call ``callback``, which must not block, after each of these changes. One callback at most."""
         self._on_notice = callback
 
-    def neighbours(self, gpus: Collection[str]) -> tuple[untrusted_slice.Neighbour, ...]:
+    def other_pools(self, gpus: Collection[str]) -> tuple[untrusted_slice.OtherPool, ...]:
         """Other pools that publish GPUs of this node; ``gpus`` are the UUIDs of this node's."""
         known = self._watcher.items().values() if self._watcher is not None else ()
-        return untrusted_slice.neighbours(known, self._driver, pool_name(self._node, self._driver), gpus)
+        return untrusted_slice.other_pools(known, self._driver, pool_name(self._node, self._driver), gpus)
 
     def start(self) -> None:
         self._worker.start()

@@ -48,7 +48,7 @@ def owners(item: Mapping[str, object]) -> list[Mapping[str, object]]:
     return mappings(metadata(item).get("ownerReferences"))
 
 
-class Neighbour(Struct, frozen=True, kw_only=True):
+class OtherPool(Struct, frozen=True, kw_only=True):
     """Another pool with GPUs of this node. ``gpus`` are their UUIDs."""
 
     driver: str
@@ -73,9 +73,9 @@ def is_of(item: Mapping[str, object], driver: str) -> bool:
     return spec(item).get("driver") == driver
 
 
-def neighbours(
+def other_pools(
     slim: Iterable[Mapping[str, object]], driver: str, own_pool: str, own: Collection[str]
-) -> tuple[Neighbour, ...]:
+) -> tuple[OtherPool, ...]:
     """Return the pools other than ``own_pool`` that have GPUs of ``own``, sorted; ``slim`` comes from `slimmed`."""
     found: dict[tuple[str, str], frozenset[str]] = {}
     for item in slim:
@@ -84,7 +84,7 @@ def neighbours(
         key = (str(spec(item).get("driver")), str(pool(item).get("name")))
         if gpus and key != (driver, own_pool):
             found[key] = found.get(key, frozenset()) | gpus
-    return tuple(Neighbour(driver=key[0], pool=key[1], gpus=gpus) for key, gpus in sorted(found.items()))
+    return tuple(OtherPool(driver=key[0], pool=key[1], gpus=gpus) for key, gpus in sorted(found.items()))
 
 
 def _gpus(of: Mapping[str, object]) -> tuple[str, ...]:

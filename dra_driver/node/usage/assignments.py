@@ -65,8 +65,8 @@ def decode(content: bytes) -> Assignments:
         raise ConfigurationError(f"{FILE}: {error}") from error
     detached = None
     if file.detached is not None:
-        told = file.detached if isinstance(file.detached, str) else ""
-        detached = told[:_MAX_TEXT] or "for an unknown reason"
+        reported = file.detached if isinstance(file.detached, str) else ""
+        detached = reported[:_MAX_TEXT] or "for an unknown reason"
     return Assignments(
         node=file.node,
         driver=file.driver,

@@ -108,7 +108,7 @@ class Watched(Struct, frozen=True, kw_only=True):
 
     over_s: float = 0.0
     below_s: float = 0.0
-    told: OverGrant | None = None
+    reported: OverGrant | None = None
 
 
 Key = tuple[str, str]
@@ -131,9 +131,9 @@ def watch(
         watched = _next(state.get(key), use, counted_s, now)
         if watched is not None:
             found[key] = watched
-    told = [watched.told for watched in found.values() if watched.told is not None]
-    told.sort(key=lambda each: (each.claim.namespace, each.claim.name, each.device))
-    return found, tuple(told[:MAX_OVER_GRANT])
+    reported = [watched.reported for watched in found.values() if watched.reported is not None]
+    reported.sort(key=lambda each: (each.claim.namespace, each.claim.name, each.device))
+    return found, tuple(reported[:MAX_OVER_GRANT])
 
 
 def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime) -> Watched | None:
@@ -144,27 +144,27 @@ def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime
     if former is None:
         return Watched()  # first sample over the grant: its duration is unknown
     over_s = former.over_s + counted_s
-    told = former.told
-    if told is not None:  # who it is follows immediately; how much, when it has grown
-        fresh = _first_told(use, told.since)
-        if fresh.used_bytes <= told.used_bytes * GROWTH:
-            fresh = replace(fresh, used_bytes=told.used_bytes, processes=told.processes)
-        told = fresh
+    reported = former.reported
+    if reported is not None:  # who it is follows immediately; how much, when it has grown
+        fresh = _first_report(use, reported.since)
+        if fresh.used_bytes <= reported.used_bytes * GROWTH:
+            fresh = replace(fresh, used_bytes=reported.used_bytes, processes=reported.processes)
+        reported = fresh
     elif over_s >= CONFIRM_S:
-        told = _first_told(use, began(now, over_s))
-    return Watched(over_s=over_s, told=told)
+        reported = _first_report(use, began(now, over_s))
+    return Watched(over_s=over_s, reported=reported)
 
 
 def _below(former: Watched | None, counted_s: float) -> Watched | None:
-    if former is None or former.told is None:
+    if former is None or former.reported is None:
         return None
     below_s = former.below_s + counted_s
     if below_s >= CALM_S:
         return None
-    return replace(former, below_s=below_s, told=replace(former.told, action=OverGrantAction.REPORT))
+    return replace(former, below_s=below_s, reported=replace(former.reported, action=OverGrantAction.REPORT))
 
 
-def _first_told(use: ShareUse, since: datetime) -> OverGrant:
+def _first_report(use: ShareUse, since: datetime) -> OverGrant:
     assert use.used_bytes is not None  # noqa: S101 - for the type checker; only known memory exceeds a grant
     return OverGrant(
         claim=use.claim,
@@ -189,7 +189,7 @@ class UnattributedState(Struct, frozen=True, kw_only=True):
     """The time for which each process of one GPU was observed (s), and the finding."""
 
     seen_s: Mapping[int, float]
-    told: Unattributed | None = None
+    reported: Unattributed | None = None
 
 
 ForeignState = Mapping[GpuUuid, UnattributedState]
@@ -208,8 +208,10 @@ def watch_unattributed(
         for gpu in gpus
         if gpu.unattributed is not None and gpu.device
     }
-    told = sorted((each.told for each in found.values() if each.told is not None), key=lambda each: each.device)
-    return found, tuple(told[:MAX_UNATTRIBUTED])
+    reported = sorted(
+        (each.reported for each in found.values() if each.reported is not None), key=lambda each: each.device
+    )
+    return found, tuple(reported[:MAX_UNATTRIBUTED])
 
 
 def _next_unattributed(
@@ -221,13 +223,13 @@ def _next_unattributed(
     lasting = [each for each in foreign if seen_s[each.pid] >= UNATTRIBUTED_CONFIRM_S]
     if not lasting:
         return UnattributedState(seen_s=seen_s)
-    before = former.told if former is not None else None
+    before = former.reported if former is not None else None
     longest_s = max(seen_s[each.pid] for each in lasting)
-    fresh = _told_unattributed(gpu, lasting, before.since if before is not None else began(now, longest_s))
-    return UnattributedState(seen_s=seen_s, told=_steady(before, fresh))
+    fresh = _report_unattributed(gpu, lasting, before.since if before is not None else began(now, longest_s))
+    return UnattributedState(seen_s=seen_s, reported=_steady(before, fresh))
 
 
-def _told_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
+def _report_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
     by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
     commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
     return Unattributed(

@@ -45,9 +45,9 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         for kind in (NODES, RESOURCE_SLICES):
             say(f"$ kubectl get {kind.plural}\n{table(kind, cluster.store.list(kind).items, utc_now())}\n")
         say(_devices(cluster) + "\n")
-        told, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
-        results += told
-        usage.told()
+        reported, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
+        results += reported
+        usage.reported()
         moved = commands.migrate_manifest(cluster, root, say)
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs

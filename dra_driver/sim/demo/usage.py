@@ -34,7 +34,7 @@ _GIB: Final = 2**30
 
 
 class UsageChapter(Chapter):
-    """Call `told` and `ended` once each, in this order, inside the context, which starts and stops the cluster."""
+    """Call `reported` and `ended` once each, in this order, inside the context, which starts and stops the cluster."""
 
     def __init__(self, root: Path, say: Say) -> None:
         super().__init__(Cluster(NODES, policies=[root / POLICY], usage=True), say, NAMESPACE)
@@ -58,9 +58,9 @@ class UsageChapter(Chapter):
     def __exit__(self, *_exc: object) -> None:
         self._children.close()
 
-    def told(self) -> None:
+    def reported(self) -> None:
         """Expect that the exporter sees the use of each pod, and that the pod over its grant gets events."""
-        self.part(f"{TITLE}: one exceeds its grant, and gets a warning", self._told)
+        self.part(f"{TITLE}: one exceeds its grant, and gets a warning", self._reported)
 
     def ended(self) -> None:
         """Expect that this pod is evicted, that its neighbours keep running, and that the idle claim is listed."""
@@ -72,7 +72,7 @@ class UsageChapter(Chapter):
         controller.start()
         self._children.callback(controller.stop)
 
-    def _told(self) -> None:
+    def _reported(self) -> None:
         self.expect(lambda: not_running(self._running(), USED_GIB), "the pods to run")
         self.expect(lambda: unlike_used(self._seen(), USED_GIB), "the exporter to report the use of each pod")
         self._before = self._running()
@@ -80,12 +80,12 @@ class UsageChapter(Chapter):
         self.say(f"    {', '.join(self._before)} have 12 GiB of one GPU each. The policy {POLICY}")
         self.say("    evicts a pod whose claim exceeds that for 10 s after the warning.\n")
         self._kubectl_dra("usage")
-        self.expect(lambda: not_told(self._events(GREEDY), *TOLD), "the event on the pod over its grant", EVICTED_S)
+        self.expect(lambda: missing(self._events(GREEDY), *TOLD), "the event on the pod over its grant", EVICTED_S)
         self._say_events(GREEDY, *TOLD)
         self.say("    Examples continue.\n")
 
     def _ended(self) -> None:
-        self.expect(lambda: not_told(self._events(GREEDY), EVICTED), "the pod over its grant to be evicted", EVICTED_S)
+        self.expect(lambda: missing(self._events(GREEDY), EVICTED), "the pod over its grant to be evicted", EVICTED_S)
         self.expect(lambda: "it still runs" if GREEDY in self._by_name() else None, "the evicted pod to end")
         self._say_events(GREEDY, EVICTED)
         wanted = {name: used for name, used in USED_GIB.items() if name != GREEDY}
@@ -158,7 +158,7 @@ def not_running(running: Iterable[str], names: Iterable[str]) -> str | None:
     return ", ".join(sorted({*names} - {*running})) or None
 
 
-def not_told(events: Mapping[str, str], *reasons: str) -> str | None:
+def missing(events: Mapping[str, str], *reasons: str) -> str | None:
     missing = [reason for reason in reasons if reason not in events]
     return f"no event {', '.join(missing)}, only {', '.join(events) or 'none'}" if missing else None
 

@@ -175,13 +175,13 @@ class HealthCache:
     def report(self, driver: str, devices: Iterable[Any]) -> None:
         """Take in one message of a driver: DeviceHealth messages of health v1alpha1 or v1."""
         now = self._clock()
-        told = {(item.device.pool_name, item.device.device_name): _reported(item, now) for item in devices}
+        reported = {(item.device.pool_name, item.device.device_name): _reported(item, now) for item in devices}
         with self._lock:
             known = self._known.setdefault(driver, {})
-            changed = any(_shown(known.get(key)) != _shown(health) for key, health in told.items())
-            known.update(told)
+            changed = any(_shown(known.get(key)) != _shown(health) for key, health in reported.items())
+            known.update(reported)
             for key, health in known.items():
-                if key not in told and health.status != UNKNOWN.status and health.until_s < now:
+                if key not in reported and health.status != UNKNOWN.status and health.until_s < now:
                     known[key], changed = UNKNOWN, True
         if changed:
             self._on_change()

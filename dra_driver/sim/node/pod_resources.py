@@ -46,10 +46,10 @@ def answer_of(pods: Sequence[Obj], state: KubeletState) -> Any:
         if dig(pod, "status", "phase") != "Running":
             continue
         namespace, name = key(pod)
-        told = answer.pod_resources.add(name=name, namespace=namespace)
+        reported = answer.pod_resources.add(name=name, namespace=namespace)
         claims = {local: claim for local, claim in claim_names(pod) if claim}
         for container in entries(pod, "spec", "containers"):
-            shown = told.containers.add(name=container["name"])
+            shown = reported.containers.add(name=container["name"])
             for local, devices in _of_container(container, claims, namespace, state):
                 claim = shown.dynamic_resources.add(claim_name=claims[local], claim_namespace=namespace)
                 for each in devices:

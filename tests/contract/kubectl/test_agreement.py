@@ -13,7 +13,7 @@ import pytest
 from dra_driver.config.status import node_status, node_status_of
 from dra_driver.core.finding import Status
 from dra_driver.core.model.gpu import Gpu, Snapshot
-from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeGpu, ReportedOverGrant, ReportedUsage
 from dra_driver.core.model.health import TAINT_KEYS, HealthCause
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
@@ -153,14 +153,14 @@ class World:
                     message=f"It has {fault}." if bad else None,
                 )
             )
-        usage = ToldUsage()
+        usage = ReportedUsage()
         held = [each for each in self.api.claims if each["status"]["reservedFor"]]
         if held and self.random.random() < 0.3:
-            over = ToldOverGrant(
+            over = ReportedOverGrant(
                 namespace=SPACE, claim=held[0]["metadata"]["name"], claim_uid="u", gpu="gpu-0", used="20Gi",
                 granted="10Gi", processes=1, pods=(), since="2026-01-01T00:00:00Z", grace_s=10,
             )  # fmt: skip
-            usage = ToldUsage(over_grant=(over,))
+            usage = ReportedUsage(over_grant=(over,))
         if self.random.random() < 0.85 or any(place[0] == name for place in self.withdrawn):
             status = GpuNodeStatus(driver_name=DRIVER, driver_version="580", gpus=tuple(told), usage=usage)
             self.api.gpu_nodes.append(

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dra_driver.config.status import node_status, node_status_of, usage_in_words
 from dra_driver.core.model.gpu_node import (
-    MAX_TOLD,
+    MAX_REPORTED,
     NO_USAGE,
     GpuNodeStatus,
     HealthWord,
@@ -25,9 +25,9 @@ from dra_driver.core.model.gpu_node import (
     PolicyState,
     PolicyStatus,
     PublishedForm,
-    ToldForeign,
-    ToldPod,
-    ToldUsage,
+    ReportedPod,
+    ReportedUnattributed,
+    ReportedUsage,
 )
 from dra_driver.core.wire import to_wire
 from tests.fakes.stand_in import present
@@ -141,18 +141,18 @@ def test_the_status_of_a_policy_fits_its_schema() -> None:
     assert len(written["selected"]["places"]) == 20
 
 
-ALL = ToldUsage(
+ALL = ReportedUsage(
     over_grant=(TOLD,), idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,), checked_at="2026-07-01T12:00:00Z"
 )
 
 
-def valid_usage(told: ToldUsage) -> Any:
+def valid_usage(told: ReportedUsage) -> Any:
     written = json.loads(json.dumps(to_wire(told)))
-    convert(written, ToldUsage)
+    convert(written, ReportedUsage)
     return written
 
 
-def read(written: object) -> ToldUsage:
+def read(written: object) -> ReportedUsage:
     status = present(node_status_of({"status": {"driverName": "d", "usage": written}}))
     return status.usage
 
@@ -165,13 +165,15 @@ def test_what_is_written_fits_and_is_read_back() -> None:
 
 def test_the_largest_fits_the_schema() -> None:
     long = replace(TOLD, namespace="n" * 253, claim="c" * 253, claim_uid="u" * 128, processes=10**9)
-    pods = (ToldPod(name="p" * 253, uid="u" * 128),) * 50
-    foreign = ToldForeign(gpu="gpu-0", processes=10**9, memory=None, since="x", commands=("\n" * 900, "ü" * 900) * 9)
-    told = ToldUsage(
+    pods = (ReportedPod(name="p" * 253, uid="u" * 128),) * 50
+    foreign = ReportedUnattributed(
+        gpu="gpu-0", processes=10**9, memory=None, since="x", commands=("\n" * 900, "ü" * 900) * 9
+    )
+    told = ReportedUsage(
         over_grant=(replace(long, pods=pods),) * 99, unattributed=(foreign,) * 99, idle=(TOLD_NOTEBOOK,) * 99
     )
     written = valid_usage(told)
-    assert [len(written[name]) for name in ("overGrant", "unattributed", "idle")] == [MAX_TOLD] * 3
+    assert [len(written[name]) for name in ("overGrant", "unattributed", "idle")] == [MAX_REPORTED] * 3
     assert len(json.dumps(written)) < 200_000
 
 

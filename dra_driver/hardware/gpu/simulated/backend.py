@@ -32,7 +32,7 @@ NO_EVENTS = "the simulated driver has no events of this GPU"
 class SimulatedHealth(SimulatedHardware):
     """A ``backend.HealthSource``. One thread waits for events at a time; everything else from any thread."""
 
-    _told: Counter[HealthEvent] | None = None  # events that the waiting thread has reported, or missed
+    _reported: Counter[HealthEvent] | None = None  # events that the waiting thread has reported, or missed
     _look = False
     _seen_faults: tuple[GpuFault, ...] | None = None
     _seen_at: tuple[object, object] | None = None  # what `_new_events` last saw
@@ -43,7 +43,7 @@ class SimulatedHealth(SimulatedHardware):
     def wait_for_health_events(self, timeout_s: float) -> tuple[HealthEvent, ...]:
         deadline = time.monotonic() + timeout_s
         if not self._attachment.wait_attached(0.0):
-            self._told = None
+            self._reported = None
             if not self._attachment.wait_attached(timeout_s):
                 return ()
         self._call("wait_for_health_events", None, lambda: None)
@@ -92,8 +92,8 @@ class SimulatedHealth(SimulatedHardware):
         with self._lock, self._store.locked():
             changes = self._store.read()
             injected = edit(changes.injected)
-            if self._told is None and self._attachment.detached is None:  # the first wait is still to come
-                self._told = faults.events_of(changes.injected)
+            if self._reported is None and self._attachment.detached is None:  # the first wait is still to come
+                self._reported = faults.events_of(changes.injected)
             if injected != changes.injected:
                 self._store.write(replace(changes, injected=injected))
                 self._announce()
@@ -102,7 +102,7 @@ class SimulatedHealth(SimulatedHardware):
         """Return whether description or state changed since the last `_new_events`; a wait calls it once a second."""
         with self._lock:
             now = (self._current(), self._store.marker())
-        return self._told is None or now != self._seen_at
+        return self._reported is None or now != self._seen_at
 
     def _new_events(self) -> tuple[HealthEvent, ...]:
         with self._lock:
@@ -114,8 +114,8 @@ class SimulatedHealth(SimulatedHardware):
         now = faults.events_of(one for one in changes.injected if one.gpu in heard)
         self._look = self._look or self._seen_faults not in (None, changes.injected)
         self._seen_faults = changes.injected
-        told, self._told = self._told, now
-        new = now - (now if told is None else told)
+        reported, self._reported = self._reported, now
+        new = now - (now if reported is None else reported)
         return tuple(replace(event, count=count) for event, count in sorted(new.items(), key=str)[:MAX_EVENTS])
 
     def _readings(self) -> tuple[HealthReading, ...]:

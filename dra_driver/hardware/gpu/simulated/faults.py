@@ -242,8 +242,8 @@ def _needs(health: GpuHealth, action: RecoveryAction) -> GpuHealth:
 
 def _of_instance(health: GpuHealth, value: str) -> GpuHealth:
     passes = value.isdecimal() and int(value) in PROGRAM_ERRORS
-    untold = passes or health.recovery_action is not RecoveryAction.NONE
-    return health if untold else replace(health, recovery_action=None)
+    unreported = passes or health.recovery_action is not RecoveryAction.NONE
+    return health if unreported else replace(health, recovery_action=None)
 
 
 def _remap(health: GpuHealth, value: str) -> GpuHealth:

@@ -260,7 +260,7 @@ class SimulatedUsage:
         self._now, self._clock = now, clock
         self._looked_s: float | None = None
         self._energy: dict[GpuUuid, float] = {}  # mJ
-        self._told: frozenset[str] = frozenset()
+        self._reported: frozenset[str] = frozenset()
 
     def sample(self) -> None:
         """Each sample covers all steps since the last one."""
@@ -289,9 +289,9 @@ class SimulatedUsage:
 
     def _complain(self, problems: Sequence[str]) -> None:
         for problem in problems:
-            if problem not in self._told:
+            if problem not in self._reported:
                 log.warning("a simulated use is left out", extra={"reason": problem})
-        self._told = frozenset(problems)
+        self._reported = frozenset(problems)
 
     def _found(self, uses: Sequence[SimulatedUse]) -> Mapping[str, Sequence[int]]:
         """The processes of each claim that is named, by the variable in their environment."""

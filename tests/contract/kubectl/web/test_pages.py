@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError
-from dra_driver.core.model.gpu_node import ToldForeign, ToldIdle, ToldOverGrant, ToldUsage
+from dra_driver.core.model.gpu_node import ReportedIdle, ReportedOverGrant, ReportedUnattributed, ReportedUsage
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import LEGEND
@@ -131,13 +131,13 @@ def test_linked_gpus_and_their_places_are_shown(site: Site, browser: "TestClient
 
 def test_watchdog_findings_are_shown_on_gpu_and_node(site: Site, browser: "TestClient") -> None:
     """As sentences; an idle claim may be on several GPUs, so it stands on the node."""
-    over = ToldOverGrant(
+    over = ReportedOverGrant(
         namespace="team", claim="a", claim_uid="u", gpu="gpu-0", pods=(), used="20Gi", granted="12Gi", processes=1,
         since="2026-01-01T00:00:00Z", action=OverGrantAction.EVICT, grace_s=30,
     )  # fmt: skip
-    foreign = ToldForeign(gpu="gpu-0", processes=2, memory=None, since="x", commands=(HOSTILE,))
-    idle = ToldIdle(namespace="team", claim="b", claim_uid="v", since="y", after_min=5)
-    usage = ToldUsage(over_grant=(over,), unattributed=(foreign,), idle=(idle,))
+    foreign = ReportedUnattributed(gpu="gpu-0", processes=2, memory=None, since="x", commands=(HOSTILE,))
+    idle = ReportedIdle(namespace="team", claim="b", claim_uid="v", since="y", after_min=5)
+    usage = ReportedUsage(over_grant=(over,), unattributed=(foreign,), idle=(idle,))
     site.read(full_state(), n=replace(told(told_gpu("gpu-0", "GPU-0")), usage=usage))
     gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
     for text in (gpu, node):

@@ -14,7 +14,7 @@ from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.model.terms import Terms, Use
 from dra_driver.node.policy.policy_set import PolicyObject, PolicySet, kept
 from dra_driver.node.policy.resolve import survey
-from dra_driver.node.policy.source import PolicySets, PolicySource, standing_of
+from dra_driver.node.policy.source import PolicySets, PolicySource, policy_outcomes
 from tests.fakes.stand_in import present
 from tests.harness.raising import fails
 from tests.unit.node.policy.hardware import NODE, node, share, uuid, whole, written
@@ -338,7 +338,7 @@ def standing(
     good = in_force or newest or PolicySet()
     terms, _ = survey(good.policies, node(), uses, NODE)
     found = PolicySets(newest=newest, in_force=good, problem=problem, refused=refused or {})
-    entries = standing_of(found, node(), terms, NODE, {uuid(0): ["default/train", "default/eval"]})
+    entries = policy_outcomes(found, node(), terms, NODE, {uuid(0): ["default/train", "default/eval"]})
     assert [entry.name for entry in entries] == sorted(entry.name for entry in entries)
     return {entry.name: entry for entry in entries}
 

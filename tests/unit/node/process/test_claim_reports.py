@@ -34,7 +34,7 @@ from dra_driver.node.process.claim_reports import (
     ClaimStatus,
     Refusals,
     data_of,
-    told_objects,
+    reported_objects,
 )
 from dra_driver.node.process.health_conditions import Notice
 from dra_driver.node.process.health_report import DeviceReport, DeviceState
@@ -157,14 +157,14 @@ def test_news_of_one_claim_reach_it_and_its_pods_alone(node: Node) -> None:
     ],
 )  # fmt: skip
 def test_users_that_are_no_pods_get_no_event(user: Any) -> None:
-    assert len(told_objects(ref("one"), stored("one", user))) == 1
-    assert len(told_objects(ref("one"), stored("one", POD | {"apiGroup": ""}))) == 2
+    assert len(reported_objects(ref("one"), stored("one", user))) == 1
+    assert len(reported_objects(ref("one"), stored("one", POD | {"apiGroup": ""}))) == 2
 
 
 def test_a_claim_that_has_the_name_of_another_is_left_alone() -> None:
     documents: tuple[dict[str, Any], ...] = ({}, {"metadata": []}, stored("another", POD))
     for document in documents:
-        assert told_objects(ref("one"), document) == []
+        assert reported_objects(ref("one"), document) == []
 
 
 def test_the_number_of_claims_and_pods_is_bounded(node: Node) -> None:
@@ -172,7 +172,7 @@ def test_the_number_of_claims_and_pods_is_bounded(node: Node) -> None:
     node.stored = {f"c{n}": stored(f"c{n}") for n in range(MAX_CLAIMS + 5)}
     assert len(node.told()) == MAX_CLAIMS
     users = [POD | {"name": f"p{n}"} for n in range(MAX_PODS + 5)]
-    assert len(told_objects(ref("one"), stored("one", *users))) == MAX_PODS + 1
+    assert len(reported_objects(ref("one"), stored("one", *users))) == MAX_PODS + 1
 
 
 def test_notices_that_nothing_takes_in_do_not_pile_up(node: Node) -> None:

@@ -16,7 +16,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import LeftOutGpu, Snapshot
-from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm, ToldUsage
+from dra_driver.core.model.gpu_node import GpuNodeStatus, HealthWord, NodeProblem, PublishedForm, ReportedUsage
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy, Taint
@@ -271,7 +271,7 @@ def test_health_of_gpus() -> None:
 
 
 def test_what_the_exporter_found_is_told_and_read_back() -> None:
-    told = ToldUsage(over_grant=(TOLD,), checked_at="2026-07-01T12:00:00Z")
+    told = ReportedUsage(over_grant=(TOLD,), checked_at="2026-07-01T12:00:00Z")
     written = node_status(status(usage=told), "2026-07-01T12:00:00Z")
     assert present(node_status_of({"status": written})).usage == told
     assert written["summary"]["usage"] == "1 over grant: team/llm"

@@ -23,7 +23,7 @@ from dra_driver.node.process.node_follower import (
     found_in,
     judge,
 )
-from dra_driver.node.slices.untrusted_slice import Neighbour
+from dra_driver.node.slices.untrusted_slice import OtherPool
 from tests.fakes.stand_in import stand_in
 
 NODE = OwnNode(name="node-a")
@@ -36,12 +36,12 @@ class Surroundings:
         self.snapshot = Snapshot(gpus=(Gpu(uuid=GpuUuid("GPU-1"), minor=0),))
         self.asked: list[set[str]] = []
         self.noticed = 0
-        self.others: tuple[Neighbour, ...] = ()
+        self.others: tuple[OtherPool, ...] = ()
 
     def current(self) -> Snapshot:
         return self.snapshot
 
-    def neighbours(self, gpus: Collection[str]) -> tuple[Neighbour, ...]:
+    def other_pools(self, gpus: Collection[str]) -> tuple[OtherPool, ...]:
         self.asked.append(set(gpus))
         return self.others
 
@@ -127,7 +127,7 @@ def test_a_second_publisher_is_followed_until_its_time_is_over() -> None:
     at = Follower()
     at.looks(20)
     publish(at)
-    at.around.others = (Neighbour(driver="other", pool="node-a", gpus=frozenset({"GPU-1"})),)
+    at.around.others = (OtherPool(driver="other", pool="node-a", gpus=frozenset({"GPU-1"})),)
     at.looks(9)
     assert at.follower.conflict is None
     assert at.looks(3) > 0
@@ -265,7 +265,7 @@ class Offers:
     def __init__(self, folder: Path, driver: str = NVIDIA, *, allowed: bool = False) -> None:
         self.now = 1000.0
         self.allocatable: dict[str, str] = {}
-        self.pools: list[Neighbour] = []
+        self.pools: list[OtherPool] = []
         self.events: list[str] = []
         self.driver, self.allowed = driver, allowed
         self.is_known = True
@@ -299,7 +299,7 @@ def offers(tmp_path: Path) -> Offers:
 
 def test_it_says_what_it_found_until_devices_are_offered_again(offers: Offers) -> None:
     assert not offers.after(20.0)
-    offers.pools = [Neighbour(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
+    offers.pools = [OtherPool(driver="other.example", pool="node-a", gpus=frozenset({"GPU-1", "GPU-2"}))]
     assert not offers.after(1.0)
     assert offers.second.problem is None
     assert offers.second.remarks == [
@@ -347,7 +347,7 @@ class Twins:
             seen = {*self.offering, *self.claimed}
             for name, offers in self.nodes.items():
                 (other,) = {*self.nodes} - {name}
-                pool = Neighbour(driver=other, pool=f"node-a/{other}", gpus=frozenset({"GPU-1"}))
+                pool = OtherPool(driver=other, pool=f"node-a/{other}", gpus=frozenset({"GPU-1"}))
                 offers.pools = [pool] if other in seen else []
                 self.changes += offers.after(1.0)
             self.offering = {name for name, offers in self.nodes.items() if offers.second.problem is None}

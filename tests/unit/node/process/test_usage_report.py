@@ -12,7 +12,15 @@ from msgspec.structs import replace
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import encode
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.gpu_node import MAX_TOLD, NO_USAGE, ToldForeign, ToldIdle, ToldOverGrant, ToldPod, ToldUsage
+from dra_driver.core.model.gpu_node import (
+    MAX_REPORTED,
+    NO_USAGE,
+    ReportedIdle,
+    ReportedOverGrant,
+    ReportedPod,
+    ReportedUnattributed,
+    ReportedUsage,
+)
 from dra_driver.core.model.ids import ClaimUid, DeviceName
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings, UsingPod
@@ -50,13 +58,14 @@ OVER = OverGrant(
     action=OverGrantAction.EVICT,
 )
 IDLE = IdleClaim(claim=REF, since=NOW)
-FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes_used=GIB, since=NOW, commands=("python3",))
-TOLD = ToldOverGrant(
+PYTHON = ("python3",)
+FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes_used=GIB, since=NOW, commands=PYTHON)
+TOLD = ReportedOverGrant(
     namespace="team",
     claim="llm",
     claim_uid="uid-llm",
     gpu="gpu-0",
-    pods=(ToldPod(name="llm-0", uid="uid-pod"),),
+    pods=(ReportedPod(name="llm-0", uid="uid-pod"),),
     used="20Gi",
     granted="12Gi",
     processes=2,
@@ -64,7 +73,7 @@ TOLD = ToldOverGrant(
     action=OverGrantAction.EVICT,
     grace_s=90,
 )
-TOLD_IDLE = ToldIdle(
+TOLD_IDLE = ReportedIdle(
     namespace="team",
     claim="llm",
     claim_uid="uid-llm",
@@ -74,20 +83,22 @@ TOLD_IDLE = ToldIdle(
 )
 
 
-def told(*over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLAIM,), terms: Any = TERMS) -> ToldUsage:
+def told(
+    *over: OverGrant, idle: Any = (), foreign: Any = (), claims: Any = (CLAIM,), terms: Any = TERMS
+) -> ReportedUsage:
     findings = UsageFindings(written=NOW, over_grant=over, idle=idle, unattributed=foreign)
     return validate_findings(findings, claims, node(2), terms, "now")
 
 
 def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
-    assert told(OVER) == ToldUsage(over_grant=(TOLD,), checked_at="now")
+    assert told(OVER) == ReportedUsage(over_grant=(TOLD,), checked_at="now")
     other = UsingPod(namespace="kube-system", name="coredns", uid="x")
     assert told(replace(OVER, pods=(other, *OVER.pods))).over_grant == (TOLD,), "pods of its namespace only"
     two = replace(CLAIM, devices=(SHARE, replace(SHARE, sharing=sharing(4 * GIB))))
     assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),), "two shares are one grant"
     assert told(OVER, OVER).over_grant == (TOLD,), "each claim once"
-    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_TOLD + 5)]
-    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_TOLD
+    claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_REPORTED + 5)]
+    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_REPORTED
 
 
 @pytest.mark.parametrize(
@@ -104,19 +115,19 @@ def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
 )
 def test_a_lie_about_claims_devices_pods_and_grants_is_not_passed_on(changed: dict[str, Any]) -> None:
     """Neither a claim of another node, nor one of a device that it does not have, nor a grant of the file's own."""
-    assert told(replace(OVER, **changed)) == ToldUsage()
+    assert told(replace(OVER, **changed)) == ReportedUsage()
 
 
 @pytest.mark.parametrize("devices", [(replace(SHARE, sharing=None),), (SHARE, replace(SHARE, sharing=None)), ()])
 def test_only_shares_with_a_known_grant_are_judged(devices: Any) -> None:
-    assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ToldUsage()
+    assert told(OVER, claims=(replace(CLAIM, devices=devices),)) == ReportedUsage()
 
 
 def test_eviction_takes_both_the_file_and_the_policy() -> None:
     reports = {uuid(0): GpuTerms(usage=UsageRules(grace_s=90))}
-    assert told(OVER, terms=reports) == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
+    assert told(OVER, terms=reports) == ReportedUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
     calm = told(replace(OVER, action=OverGrantAction.REPORT))
-    assert calm == ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
+    assert calm == ReportedUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),))
 
 
 @pytest.mark.parametrize("action", OverGrantAction)
@@ -133,15 +144,15 @@ def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
     slower = {**TERMS, uuid(1): GpuTerms(usage=UsageRules(idle_after_min=60))}
     (found,) = told(idle=(IDLE,), claims=(two,), terms=slower).idle
     assert (found.after_min, found.action) == (60, IdleAction.REPORT)
-    assert told(idle=(IDLE,), terms={}) == ToldUsage()
-    assert told(idle=(IDLE,), claims=(two,), terms={uuid(0): TERMS[uuid(0)]}) == ToldUsage(), "one is never idle"
-    assert told(idle=(replace(IDLE, claim=replace(REF, uid=ClaimUid("other"))),)) == ToldUsage()
+    assert told(idle=(IDLE,), terms={}) == ReportedUsage()
+    assert told(idle=(IDLE,), claims=(two,), terms={uuid(0): TERMS[uuid(0)]}) == ReportedUsage(), "one is never idle"
+    assert told(idle=(replace(IDLE, claim=replace(REF, uid=ClaimUid("other"))),)) == ReportedUsage()
 
 
 def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
-    assert told(foreign=(FOREIGN, FOREIGN, replace(FOREIGN, gpu_uuid="GPU-other"))) == ToldUsage(
+    assert told(foreign=(FOREIGN, FOREIGN, replace(FOREIGN, gpu_uuid="GPU-other"))) == ReportedUsage(
         unattributed=(
-            ToldForeign(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=("python3",)),
+            ReportedUnattributed(gpu="gpu-0", processes=3, memory="1Gi", since="2026-07-01T12:00:00Z", commands=PYTHON),
         )
     )
 
@@ -272,10 +283,10 @@ def node_a(tmp_path: Path) -> Iterator[Node]:
 def test_a_claim_that_is_not_prepared_is_not_told(node_a: Node) -> None:
     node_a.write()
     node_a.look()
-    assert node_a.report.told == NO_USAGE
+    assert node_a.report.reported == NO_USAGE
     begun(node_a.journal, 1, shared())
     node_a.look()
-    assert node_a.report.told == NO_USAGE
+    assert node_a.report.reported == NO_USAGE
 
 
 def test_a_claim_of_the_journal_is_told_with_its_grant_and_changes_only_its_time(node_a: Node) -> None:
@@ -283,21 +294,23 @@ def test_a_claim_of_the_journal_is_told_with_its_grant_and_changes_only_its_time
     prepared(node_a.journal, 1, shared())
     node_a.write()
     node_a.look()
-    first = node_a.report.told
+    first = node_a.report.reported
     (over,) = first.over_grant
     assert (over.claim_uid, over.granted, over.action) == (ref(1).uid, "8Gi", OverGrantAction.EVICT)
     assert node_a.events == ["GpuMemoryOverGrant"]
     node_a.seconds += CHECKED_S / 2
     node_a.look()
-    assert node_a.report.told is first
+    assert node_a.report.reported is first
     node_a.seconds += CHECKED_S
     node_a.look()
-    assert node_a.report.told.checked_at != first.checked_at
-    assert node_a.report.told.over_grant == first.over_grant
+    assert node_a.report.reported.checked_at != first.checked_at
+    assert node_a.report.reported.over_grant == first.over_grant
 
 
 TOLD_NOTEBOOK = replace(TOLD_IDLE, claim="notebook", claim_uid="uid-n")
-TOLD_FOREIGN = ToldForeign(gpu="gpu-0", processes=2, memory="3Gi", since="2026-07-01T12:00:00Z", commands=("python3",))
+TOLD_FOREIGN = ReportedUnattributed(
+    gpu="gpu-0", processes=2, memory="3Gi", since="2026-07-01T12:00:00Z", commands=PYTHON
+)
 
 
 class Told:
@@ -318,35 +331,35 @@ def heard() -> Told:
 
 
 def test_an_over_grant_says_what_happens_when_and_what_to_do(heard: Told) -> None:
-    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    heard.events.update(ReportedUsage(over_grant=(TOLD,)))
     sentence = (
         "Claim uses 20Gi of gpu-0 in 2 processes; granted 12Gi. Pod llm-0 will be evicted in 90 s unless usage drops."
         " Request more memory in the claim, or reduce the program's memory use."
     )
     assert heard.node == [("Warning", "GpuMemoryOverGrant", f"claim team/llm: {sentence}")]
     assert [(each.claim.name, each.claim.uid, each.message) for each in heard.claims] == [("llm", "uid-llm", sentence)]
-    heard.events.update(ToldUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),)))
+    heard.events.update(ReportedUsage(over_grant=(replace(TOLD, action=OverGrantAction.REPORT),)))
     assert "evicted" not in heard.node[1][2]
 
 
 def test_an_idle_claim_and_others_on_the_gpu_are_told(heard: Told) -> None:
-    heard.events.update(ToldUsage(idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
+    heard.events.update(ReportedUsage(idle=(TOLD_NOTEBOOK,), unattributed=(TOLD_FOREIGN,)))
     value = metrics.REGISTRY.get_sample_value
     assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [0, 1, 1]
     assert [reason for _, reason, _ in heard.node] == ["GpuClaimIdle", "GpuUsedByOthers"]
     assert "will be evicted after 30 more idle minutes" in heard.node[0][2]
     assert heard.node[1][2].startswith("gpu-0: 2 processes (python3) with 3Gi use the GPU outside any claim")
     assert [each.claim.name for each in heard.claims] == ["notebook"]
-    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    heard.events.update(ReportedUsage(over_grant=(TOLD,)))
     assert [value("dra_driver_usage_findings", {"kind": kind}) for kind in metrics.USAGE_FINDINGS] == [1, 0, 0]
 
 
 def test_a_finding_that_stays_or_comes_and_goes_is_told_once_in_a_while(heard: Told) -> None:
     for used in ("20Gi", "30Gi"):
-        heard.events.update(ToldUsage(over_grant=(replace(TOLD, used=used),)))
+        heard.events.update(ReportedUsage(over_grant=(replace(TOLD, used=used),)))
         heard.events.update(NO_USAGE)
     assert len(heard.node) == 1
     heard.now += QUIET_S
     heard.events.update(NO_USAGE)
-    heard.events.update(ToldUsage(over_grant=(TOLD,)))
+    heard.events.update(ReportedUsage(over_grant=(TOLD,)))
     assert len(heard.node) == 2

@@ -29,7 +29,7 @@ from dra_driver.node.slices.diff import (
     with_times,
 )
 from dra_driver.node.slices.layout import DesiredSlice, split
-from dra_driver.node.slices.untrusted_slice import Neighbour, is_of, neighbours, slimmed
+from dra_driver.node.slices.untrusted_slice import OtherPool, is_of, other_pools, slimmed
 from tests.fakes.dra_objects import wire
 from tests.unit.node.slices.gpus import ALL, gpu, snapshot, split_devices
 
@@ -329,8 +329,8 @@ def uuid(value: str, name: str = "uuid") -> dict[str, Any]:
     return {name: {"string": value}}
 
 
-def found(*items: dict[str, Any]) -> tuple[Neighbour, ...]:
-    return neighbours([slimmed(item) for item in items], DRIVER, POOL, OWN)
+def found(*items: dict[str, Any]) -> tuple[OtherPool, ...]:
+    return other_pools([slimmed(item) for item in items], DRIVER, POOL, OWN)
 
 
 def test_only_names_versions_and_uuids_are_kept() -> None:
@@ -351,8 +351,8 @@ def test_other_pools_with_gpus_of_this_node_are_found() -> None:
     assert found(*others) == ()
     theirs = [slice_of("other", "p", uuid("GPU-0")), slice_of("other", "p", uuid("GPU-1", "other/parentUUID"))]
     assert found(*others, *theirs, slice_of(DRIVER, "node-a", uuid("GPU-0"))) == (
-        Neighbour(driver=DRIVER, pool="node-a", gpus=frozenset({"GPU-0"})),
-        Neighbour(driver="other", pool="p", gpus=frozenset({"GPU-0", "GPU-1"})),
+        OtherPool(driver=DRIVER, pool="node-a", gpus=frozenset({"GPU-0"})),
+        OtherPool(driver="other", pool="p", gpus=frozenset({"GPU-0", "GPU-1"})),
     )
 
 
