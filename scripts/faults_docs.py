@@ -14,7 +14,6 @@ import os
 import platform
 import statistics
 import sys
-import textwrap
 import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,12 +98,11 @@ def disagreements(
 
 def page(rows: Sequence[Mapping[str, str]], root: Path) -> str:
     """The page as Markdown."""
-    runs, tests = records(root), tests_by_fault(root)
+    runs = records(root)
     parts = [HEAD.strip(), "\n".join(_runs(root))]
     for group in dict.fromkeys(row["group"] for row in rows):
         chosen = [row for row in rows if row["group"] == group]
         parts.append(f"## {group}\n\n" + "\n".join(_table(chosen, runs)))
-        parts.append("\n".join(_seen(chosen, runs, tests)))
     return "\n\n".join([*parts, TAIL.strip()]) + "\n"
 
 
@@ -149,26 +147,6 @@ def _figure(fault: str, run: str, found: Sequence[Mapping[str, Any]]) -> str:
     return f"{statistics.median(seconds):.1f}{several}{' in the lab' if run == 'lab' else ''}"
 
 
-def _seen(
-    rows: Sequence[Mapping[str, str]],
-    runs: Mapping[str, Sequence[Mapping[str, Any]]],
-    tests: Mapping[str, Sequence[str]],
-) -> Iterator[str]:
-    """What was seen, as it was seen, and the tests."""
-    yield "Recorded in the last run:"
-    for row in rows:
-        names = dict.fromkeys(name.partition("::")[0] for name in tests[row["id"]])
-        links = ", ".join(f"[{Path(name).name}](../../{name})" for name in names)
-        seen = [record["seen"] for found in runs.values() for record in found if record["fault"] == row["id"]]
-        yield ""
-        yield textwrap.fill(f"- *{row['what']}* ({links})", 116, subsequent_indent="  ", break_long_words=False)
-        if seen:
-            yield ""
-            yield from textwrap.wrap(
-                seen[0], 110, initial_indent="      ", subsequent_indent="      ", break_on_hyphens=False
-            )
-
-
 def collect(folder: Path, run: str, seconds: float | None = None) -> Path:
     """Join the records of one run; returns the file. Raises SystemExit without any."""
     found = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
@@ -210,7 +188,8 @@ next process. They end when the slices are complete, `/readyz` reports ready, an
 several tests show the median and the maximum. After each test, the last claim is unprepared, and the test requires that
 no journal row, CDI file, GPU state backup, partition, MIG mode, time slice or daemon remains.
 
-No fault was tried on a real GPU.
+[chaos.json](faults/chaos.json) and [lab.json](faults/lab.json) name the test of each fault and the message that it
+recorded. No fault was tried on a real GPU.
 """
 TAIL = """
 ## Repeat it
