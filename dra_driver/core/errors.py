@@ -15,7 +15,7 @@
     ├── InvalidSpecError            a CDI document breaks the specification; it is not written or used
     ├── HardwareError               a GPU or its driver failed
     │   ├── DriverUnavailableError  the NVIDIA driver or its library cannot be used
-    │   │   └── DetachedError       this process gave the GPUs up on purpose, until it takes them again
+    │   │   └── DetachedError       this process closed the NVIDIA driver on purpose, until it reattaches
     │   ├── DeviceNodeError         a device node on the host is not what containers need
     │   ├── DeviceLostError         one GPU does not answer, or a MIG device no longer exists
     │   ├── MigUnsupportedError     the GPU has no MIG, or not this profile or placement
