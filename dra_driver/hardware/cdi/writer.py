@@ -127,6 +127,10 @@ def render(spec: CdiSpec, source: str) -> bytes:
     return json.dumps(spec.to_wire(), indent=1).encode() + b"\n"
 
 
+def _code(error: OSError) -> str:
+    return errno.errorcode.get(error.errno or 0, "unknown")
+
+
 class CdiWriter:
     """Writes and removes this driver's files in one CDI directory. Thread-safe without a lock, also between processes:
     the later of two renames wins. Methods raise `StorageError` and can be repeated."""
@@ -251,9 +255,10 @@ class CdiWriter:
         return f"{self._directory}/{name}"
 
     def _storage_error(self, verb: str, name: str, error: OSError) -> StorageError:
-        return StorageError(f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; retrying")
+        return StorageError(
+            f"cannot {verb} CDI file {self._path(name)}: {self._advice(error)}; retrying", errno=_code(error)
+        )
 
     @staticmethod
     def _advice(error: OSError) -> str:
-        reason = errno.errorcode.get(error.errno or 0, "unknown")
-        return _ADVICE.get(error.errno or 0, (error.strerror or str(error)).lower()) + f" ({reason})"
+        return _ADVICE.get(error.errno or 0, (error.strerror or str(error)).lower()) + f" ({_code(error)})"

@@ -125,6 +125,7 @@ def require_hardware(deps: ClaimDependencies) -> HardwareDependencies:
     if deps.hardware is None:
         raise NotPermittedError(
             "this node process was started without permission to change GPUs, so it prepares only whole GPUs in their "
-            "present state; check how the node process is started"
+            "present state; check how the node process is started",
+            reason="HardwareNotPermitted",
         )
     return deps.hardware

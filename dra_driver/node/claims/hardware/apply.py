@@ -70,7 +70,8 @@ def with_partition_daemons(todo: PreparePlan) -> PreparePlan:
 def taken_over(todo: PreparePlan) -> RetryableError:
     return RetryableError(
         f"claim {todo.ref} was unprepared by another run of the driver while it was being prepared; "
-        "the kubelet tries again if the pod still needs it"
+        "the kubelet tries again if the pod still needs it",
+        reason="ClaimTakenOver",
     )
 
 

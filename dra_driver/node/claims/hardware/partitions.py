@@ -101,7 +101,8 @@ def _create_partition(deps: ClaimDependencies, part: AssignedPartition, deadline
             remove_orphaned_partitions(deps, gpu, within_s=deadline.left_s(most_s=STEP_S))
         except HardwareError as busy:
             raise GpuBusyError(
-                f"{error}; {orphans[0].partition.id} of a claim that has ended cannot be removed yet: {busy}"
+                f"{error}; {orphans[0].partition.id} of a claim that has ended cannot be removed yet: {busy}",
+                reason="OrphanBusy",
             ) from busy
     return mig.create(part.id, part.size, within_s=deadline.left_s())
 

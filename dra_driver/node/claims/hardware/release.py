@@ -131,7 +131,8 @@ def reclaim_orphans(deps: ClaimDependencies, problems: list[str]) -> None:
 def ownership_unknown(what: str) -> ClaimBusyError:
     return ClaimBusyError(
         f"cannot determine {what}: the node's new journal lacks claims that were prepared before it; the driver's log "
-        "has the reason, and the kubelet tries again"
+        "has the reason, and the kubelet tries again",
+        reason="OwnershipUnknown",
     )
 
 

@@ -277,7 +277,8 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
     if result.admin_access:
         raise ClaimError(
             f"device {result.device} of claim {ref} does not exist on {gpu.device_name} now, and admin "
-            "access does not create one: request it as a normal device, or request the whole GPU"
+            "access does not create one: request it as a normal device, or request the whole GPU",
+            reason="PartitionMissing",
         )
     return _placement(ref, result, gpu, place)
 
@@ -304,7 +305,8 @@ def _unknown(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, what: s
     if not _WHOLE_GPU.fullmatch(result.device) and parse_partition_name(result.device) is None:
         return ClaimError(
             f"{what} of claim {ref} is of a kind that this version of the driver does not prepare; "
-            f"it prepares whole GPUs and MIG partitions: {existing(snapshot)}"
+            f"it prepares whole GPUs and MIG partitions: {existing(snapshot)}",
+            reason="UnsupportedDevice",
         )
     return UnknownDeviceError(
         f"{what} of claim {ref} is not on this node, which has {existing(snapshot)}; "

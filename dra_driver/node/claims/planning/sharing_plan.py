@@ -88,7 +88,7 @@ def _decoded(ref: ClaimRef, index: int, config: OpaqueConfig) -> DecodedConfig:
         parameters = decode(config.parameters)
     except InvalidParametersError as error:
         owner = "device class" if config.source == "FromClass" else "claim"
-        raise InvalidParametersError(f"{place}: {error}; correct the {owner}") from error
+        raise InvalidParametersError(f"{place}: {error}; correct the {owner}", source=config.source) from error
     return DecodedConfig(place=place, requests=config.requests, parameters=parameters)
 
 
@@ -234,7 +234,8 @@ def _check_share_config(
         return
     raise InvalidParametersError(
         f"{config.place} {wrong}, and {result.device} is a share of it: remove the sharing section, or request all of "
-        "the GPU"
+        "the GPU",
+        reason="SharingConflict",
     )
 
 
@@ -277,7 +278,8 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
         raise ClaimError(
             f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU now; "
-            "delete the pod so that it is scheduled again"
+            "delete the pod so that it is scheduled again",
+            reason="GpuNotShared",
         )
     if percent is not None and percent > ALL_PERCENT:
         raise _broken(ref, result, f"{COMPUTE_PERCENT} is {percent}, expected 0 to {ALL_PERCENT}")

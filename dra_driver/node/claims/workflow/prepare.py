@@ -112,7 +112,8 @@ class Preparer:
             if not acquired:
                 raise RetryableError(
                     f"claim {ref} is still in use by an earlier call after "
-                    f"{deps.retry_policy.call_s:g} s; the kubelet tries again"
+                    f"{deps.retry_policy.call_s:g} s; the kubelet tries again",
+                    reason="ClaimLocked",
                 )
             entry = self._current_entry(ref, budget)
             return self._prepare_again(entry, budget) if entry else self._prepare(ref, budget, read)

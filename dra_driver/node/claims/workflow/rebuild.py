@@ -179,7 +179,10 @@ def adopt(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
             if blocked.by
             else f"overlaps {blocked.orphaned_partitions[0].partition.id}"
         )
-        raise DeviceInUseError(f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}")
+        raise DeviceInUseError(
+            f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}",
+            reason="AdoptionBlocked",
+        )
     deps.count("adopted")
     return True
 

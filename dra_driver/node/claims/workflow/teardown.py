@@ -143,7 +143,8 @@ def unprepare_claim(deps: ClaimDependencies, ref: ClaimRef, *, budget: CallBudge
         if not acquired:
             raise ClaimBusyError(
                 f"claim {ref} is still in use by an earlier call after {deps.retry_policy.call_s:g} s; "
-                "the kubelet tries again"
+                "the kubelet tries again",
+                reason="ClaimLocked",
             )
         if teardown(deps, ref.uid, within_s=budget.deadline - deps.clock.now(), without_driver=True):
             deps.count("unprepared")

@@ -309,7 +309,7 @@ def test_a_namespace_is_shown_with_the_rights_that_are_missing(site: Site, brows
     assert "Cannot read the published GPUs" in found["/"]
     assert "Cannot read the published devices" in found["/capacity"]
     for page in found.values():
-        assert "this user may not list resourceslices.resource.k8s.io (403)" in page
+        assert "list resourceslices.resource.k8s.io (403)" in page
         assert "kubectl auth can-i list nodes" in page
         assert "list pods in all namespaces (403)" in page
         assert page.count("; only namespace team is shown") >= 2
@@ -329,7 +329,7 @@ def test_the_right_to_ask_exporters_is_named(site: Site, browser: "TestClient") 
     site.read(small_state(claim("a", "n", share("gpu-0", "20Gi"))))
     for page in ("/claims", "/nodes/n/gpu-0"):
         text = browser.get(f"{site.base}{page}").text
-        assert "this user may not get pods/proxy exporter-a:8082 in namespace dra-driver (403)" in text
+        assert "get pods/proxy exporter-a:8082" in text
 
 
 @pytest.mark.parametrize("has_volume", [True, False])

@@ -15,6 +15,7 @@ from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
 from dra_driver.hardware.cdi.writer import STALE_AFTER_S, CdiWriter, Files, render
 from tests.fakes.fuse import WRITE_STEPS, FlakyFiles, Killed, error
+from tests.harness.raising import fails
 
 NAMES = CdiNames("gpu.nvidia.com")
 UID = "0b7f2a6e-7a3c-4c6c-9d0e-1f2a3b4c5d6e"
@@ -169,15 +170,15 @@ def test_dying_between_any_two_steps_leaves_no_half_file(
 
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match=r"file/k8s.*a part of the path is not a directory"):
+    with fails(StorageError, match="file/k8s", errno="ENOTDIR"):
         writer(tmp_path / "file").write_claim(UID, claim())
-    with pytest.raises(StorageError, match="the file system is full"):
+    with fails(StorageError, errno="ENOSPC"):
         writer(tmp_path / "new", FlakyFiles("make_folder")).write_claim(UID, claim())
 
 
 def test_a_directory_in_the_files_place_is_a_sentence(tmp_path: Path) -> None:
     claim_path(tmp_path).mkdir()
-    with pytest.raises(StorageError, match="a directory has the name of the file"):
+    with fails(StorageError, errno="EISDIR"):
         writer(tmp_path).write_claim(UID, claim())
     with pytest.raises(StorageError, match="cannot remove CDI file"):
         writer(tmp_path).remove_claim(UID)

@@ -67,11 +67,11 @@ def test_a_device_twice_is_refused() -> None:
 
 def test_an_unknown_gpu_is_refused_with_the_gpus_that_exist_and_why_one_is_missing() -> None:
     """The reader sees whether the device or the node is wrong; a GPU that fell off the bus explains the error."""
-    snapshot = replace(machine(2), left_out=(LeftOutGpu(label="0000:65:00.0", reason="it does not answer"),))
+    snapshot = replace(machine(2), left_out=(LeftOutGpu(label="0000:65:00.0", reason="injected-1"),))
     error = refusal(claim(1, result("gpu-7")), snapshot)
     assert isinstance(error, UnknownDeviceError)
     assert "device gpu-7 of claim default/claim-1" in str(error)
-    assert "gpu-0, gpu-1; 0000:65:00.0 is excluded: it does not answer" in str(error)
+    assert all(name in str(error) for name in ("gpu-0, gpu-1", "0000:65:00.0", "injected-1"))
 
 
 def test_another_pool_is_refused() -> None:
@@ -82,7 +82,7 @@ def test_another_pool_is_refused() -> None:
 
 
 def test_another_kind_of_device_is_refused_as_such() -> None:
-    assert "of a kind that this version of the driver does not prepare" in str(refusal(claim(1, result("vfio-0"))))
+    assert refusal(claim(1, result("vfio-0"))).reason == "UnsupportedDevice"
 
 
 def test_a_gpu_in_mig_mode_is_refused_but_not_for_admin_access() -> None:

@@ -234,7 +234,9 @@ def test_a_device_left_by_a_dead_run_is_taken_over(node: ClaimsNode) -> None:
 def test_a_device_that_a_living_run_is_preparing_is_not_taken(node: ClaimsNode) -> None:
     run = node.run("run-1", alive=("run-0",))
     left_preparing(node, 1)
-    assert "already preparing for claim" in str(run.refusal(claim(2)))
+    error = run.refusal(claim(2))
+    assert isinstance(error, DeviceInUseError)
+    assert "preparing" in str(error)
     assert run.journal.uids() == {uid(1)}
 
 
@@ -272,7 +274,7 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
         run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")
     error = late.refusal(claim(1))
     assert isinstance(error, RetryableError)
-    assert "was unprepared by another run" in str(error)
+    assert error.reason == "ClaimTakenOver"
     assert nothing_left(run, 1)
 
 

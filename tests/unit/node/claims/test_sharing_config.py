@@ -71,7 +71,7 @@ def test_a_wrong_config_is_refused_even_when_another_wins() -> None:
     with pytest.raises(InvalidParametersError) as caught:
         decode_all(ref(1), [wrong, entry("Short")])
     assert "config[0] (FromClass) of claim default/claim-1" in str(caught.value)
-    assert str(caught.value).endswith("correct the device class")
+    assert caught.value.fields["source"] == "FromClass"
 
 
 def test_a_config_sets_a_time_slice_and_unprepare_resets_it(h100: Run) -> None:
@@ -138,7 +138,7 @@ def test_a_request_under_several_daemons_is_refused(h100: Run) -> None:
     """A container gets all devices of a request, and can use one daemon."""
     parts = [result(h100.node.part("1g.10gb", start)) for start in (0, 1)]
     error = h100.refusal(claim(1, *parts, configs=[config("MigDeviceConfig", mps())]))
-    assert "request gpu of claim" in str(error)
+    assert "request gpu" in str(error)
     assert "under 2 MPS daemons" in str(error)
     assert h100.node.is_whole_again()
 

@@ -15,6 +15,7 @@ from dra_driver.node.claims.waiting import GpuLocks
 from dra_driver.node.claims.workflow.recover import recover
 from tests.fakes.claims import claim, ref, result, uid
 from tests.fakes.fuse import Fuse, Fused
+from tests.fakes.stand_in import present
 from tests.unit.node.claims.conftest import SMALL, ClaimsNode, Run, simulated
 from tests.unit.node.claims.test_kill_hardware import FILES
 
@@ -116,7 +117,7 @@ def test_an_unprepare_behind_a_hanging_call_is_an_error(run: Run) -> None:
         run.node.clock.now = lambda: late + next(ticks)  # type: ignore[method-assign]
         ticks = iter([0.0, 0.0, service_deadline])
         answer = run.unprepare(ref(1))
-    assert "still in use by an earlier call" in str(answer)
+    assert present(answer).reason == "ClaimLocked"
 
 
 @pytest.fixture
