@@ -61,7 +61,7 @@ class ControllerSettings:
         parse=whole(3, 120),
     )
     evict_extended_resource_pods: bool = switch(
-        EVICTION, "evict pods that came by an extended resource when a device of theirs has a NoExecute taint", False
+        EVICTION, "evict pods that request an extended resource from devices with a NoExecute taint", False
     )
     evict_over_grant: bool = switch(
         EVICTION, "evict pods of claims over their grant, where the GpuPolicy says so and after its grace period", False

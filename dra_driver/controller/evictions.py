@@ -69,7 +69,7 @@ class EvictionEvents(PodEvents):
         self._record_outcome(
             case.pod,
             outcome.result,
-            f"Evicted: {why} {since}, and the pod came by an extended resource, which cannot tolerate it",
+            f"Evicted: {why} {since}. Pods that request extended resources cannot tolerate device taints.",
             f"{why}: {outcome.reason}",
             f"because of the pod's annotation {NO_EVICTION}, although {why}",
         )
@@ -77,7 +77,7 @@ class EvictionEvents(PodEvents):
     def brake(self, state: BrakeState, *, waiting: int) -> None:
         """An event when the brake changes; ``waiting`` is the number of pods that it holds back."""
         braked = (
-            f"No pod is evicted: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
+            f"Evictions paused: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
             f" than broken hardware explains. {waiting} pods wait. See docs/eviction.md"
         )
         self._record_brake(state.on, braked, "Pods with extended resources are evicted again")

@@ -1,4 +1,4 @@
-"""Pods that came by an extended resource, as scheduler and kubelet leave them, and taints of their devices."""
+"""Pods that request an extended resource, as scheduler and kubelet leave them, and taints of their devices."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any

@@ -25,12 +25,12 @@ for shared in (metrics.build_info, metrics.internal_errors_total):
 
 leader = Gauge("dra_driver_leader", "1 while this replica acts", registry=REGISTRY)
 evictions_total = Counter(
-    "dra_driver_evictions", "Tries to evict a pod that came by an extended resource, by result", ["result"],
+    "dra_driver_evictions", "Attempts to evict a pod that requests an extended resource, by result", ["result"],
     registry=REGISTRY,
 )  # fmt: skip
 pods_endangered = Gauge(
     "dra_driver_pods_endangered",
-    "Pods that came by an extended resource and have a device with a NoExecute taint",
+    "Pods that request an extended resource and have a device with a NoExecute taint",
     registry=REGISTRY,
 )
 eviction_brake = Gauge(
@@ -38,7 +38,7 @@ eviction_brake = Gauge(
     registry=REGISTRY,
 )  # fmt: skip
 usage_evictions_total = Counter(
-    "dra_driver_usage_evictions", "Tries to evict a pod because of its claim's use, by kind and result",
+    "dra_driver_usage_evictions", "Attempts to evict a pod because of its claim's use, by kind and result",
     ["kind", "result"], registry=REGISTRY,
 )  # fmt: skip
 usage_cases = Gauge(

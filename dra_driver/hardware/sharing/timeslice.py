@@ -163,5 +163,5 @@ class TimeSlicer:
                 raise
             raise _NoTimeSlicesError(
                 f"GPU {gpu} has no time-slice setting (it takes a GPU with compute preemption, Volta or newer as a"
-                f" rule): leave the interval away or ask for Default. {error}"
+                f" rule): omit the interval or request Default. {error}"
             ) from error

@@ -43,7 +43,7 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
     known = ABSENT - {pynvml.NVML_ERROR_NO_PERMISSION}
     mode = optional(pynvml.nvmlDeviceGetMigMode, handle, absent=known)
     if mode is None:
-        raise MigUnsupportedError(f"GPU {gpu} has no MIG mode: ask for the whole GPU, or for another model")
+        raise MigUnsupportedError(f"GPU {gpu} has no MIG mode: request the whole GPU, or another model")
     return bool(mode[0] == pynvml.NVML_DEVICE_MIG_ENABLE)
 
 

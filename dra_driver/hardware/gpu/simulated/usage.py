@@ -290,7 +290,7 @@ class SimulatedUsage:
     def _complain(self, problems: Sequence[str]) -> None:
         for problem in problems:
             if problem not in self._reported:
-                log.warning("a simulated use is left out", extra={"reason": problem})
+                log.warning("simulated use ignored", extra={"reason": problem})
         self._reported = frozenset(problems)
 
     def _found(self, uses: Sequence[SimulatedUse]) -> Mapping[str, Sequence[int]]:
