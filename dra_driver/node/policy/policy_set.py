@@ -160,7 +160,7 @@ def merge(files: PolicySet, objects: Sequence[ReadObject]) -> PolicySet:
     if total > MAX_POLICIES:
         raise RefusedSetError(
             f"{total} policies are for this node, at most {MAX_POLICIES} are accepted: delete some, or select with"
-            " spec.select.nodeNames, which nodes look at first",
+            " spec.select.nodeNames, which nodes check first",
             reasons,
         )
     if reasons:

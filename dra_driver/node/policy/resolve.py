@@ -180,7 +180,7 @@ def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
         return
     raise ConfigurationError(
         f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
-        f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory has to leave memory for claims"
+        f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory must leave memory for claims"
     )
 
 
