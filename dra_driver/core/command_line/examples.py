@@ -43,7 +43,7 @@ EXAMPLES: Final = {
     "kubectl dra drain": """\
   kubectl dra drain gpu-a --evict             before an upgrade of the NVIDIA driver
   kubectl dra drain gpu-a --gpu gpu-3 --evict --timeout 30m    before one GPU is reset
-  kubectl dra drain gpu-a                     report the users of GPUs, and wait for them""",
+  kubectl dra drain gpu-a                     exclude new claims, and wait for the users of GPUs""",
     "kubectl dra undrain": """\
   kubectl dra undrain gpu-a
   kubectl dra undrain gpu-a --gpu gpu-3""",

@@ -25,7 +25,7 @@ SUBCOMMANDS: Final = {
     "doctor": (f"{_HERE}.doctor", "find the failing layer between GPUs and containers"),
     "snapshot": (f"{_HERE}.snapshot", "write the cluster's state to a file for offline use"),
     "support-bundle": (f"{_HERE}.support_bundle", "write a support bundle for a bug report"),
-    "drain": (f"{_HERE}.drain", "free a node's GPUs for maintenance"),
+    "drain": (f"{_HERE}.drain", "free a node's GPUs, or one, for maintenance"),
     "undrain": (f"{_HERE}.undrain", "undrain a node's GPUs"),
     "smoke": (f"{_HERE}.smoke", "test each kind of device with a pod"),
     "hardware-check": (f"{_HERE}.node_hardware_check", "compare a node's GPUs with the driver's assumptions"),

@@ -34,6 +34,12 @@ class DrainReport(Struct, kw_only=True):
     result: DrainResult = "unfinished"
     message: str = ""
     next_steps: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+    @property
+    def undo(self) -> str:
+        """The command that returns the GPUs; with ``--gpu`` for each of ``only``, the GPUs that the user named."""
+        return " ".join([f"kubectl dra undrain {self.node}", *(f"--gpu {gpu}" for gpu in self.only)])
 
 
 def to_wire(report: DrainReport) -> dict[str, object]:
@@ -71,7 +77,7 @@ def line(holder: DeviceHolder) -> str:
 def state_left(report: DrainReport) -> list[str]:
     """Return the state after an unfinished command, and the next steps."""
     if report.command == "undrain":
-        return [f"repeat the command: kubectl dra undrain {report.node}"]
+        return [f"repeat the command: {report.undo}"]
     if report.annotation is None:
         return ["nothing was changed"]
     found = [
@@ -82,4 +88,4 @@ def state_left(report: DrainReport) -> list[str]:
         found.append(f"evicted pods stay evicted: {', '.join(report.evicted)}")
     if report.detach_asked:
         found.append(f"annotation {DETACH_ANNOTATION} is kept: the node prepares no claims")
-    return [*found, "repeat the command to continue", f"kubectl dra undrain {report.node} undrains the GPUs"]
+    return [*found, "repeat the command to continue", f"{report.undo} undrains the GPUs"]

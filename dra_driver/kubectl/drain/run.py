@@ -45,6 +45,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
 
 def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
     """Fill ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
+    report.only = options.gpus
     run = _Drain(api, options, report, patience, say)
     run.mark()
     run.await_taint()
@@ -194,7 +195,6 @@ class _Drain:
 
 
 def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
-    undo = " ".join([f"kubectl dra undrain {options.node}", *(f"--gpu {gpu}" for gpu in options.gpus)])
     admin = sorted({pod.label for holder in report.holders if not holder.counts for pod in holder.pods})
     found = [f"end these pods with admin access before a reset or unload: {', '.join(admin)}"] if admin else []
     if options.detaches:
@@ -207,11 +207,12 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
             "the node process keeps all GPUs of its node open: for a reset or unload, repeat with --detach "
             "(docs/upgrade-and-drain.md)"
         )
-    return [*found, f"afterwards: {undo}"]
+    return [*found, f"afterwards: {report.undo}"]
 
 
 def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
     """Fill ``report``. Raises as `drain`; uses only node, driver and GPUs of ``options``."""
+    report.only = options.gpus
     node, view = options.node, NodeView(api, options.node, options.driver)
     check_rights(api, needed_rights(node, reads_events=False, reads_holders=False))
     asked = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))

@@ -204,6 +204,14 @@ def test_a_node_process_that_does_not_answer_is_named() -> None:
     assert any("is kept" in text for text in state_left(run.report))
 
 
+def test_an_unfinished_drain_of_one_gpu_names_the_undrain_of_that_gpu() -> None:
+    """Without ``--gpu``, the command would also return GPUs that another drain has taken out of service."""
+    run = Run(FakeApi(node_process=False), replace(ALL, gpus=("gpu-1",)))
+    with fails(DrainFailedError, "NotTainted"):
+        run.drain()
+    assert any(f"undrain {NODE} --gpu gpu-1 " in text for text in state_left(run.report))
+
+
 def test_a_detach_that_is_not_confirmed_is_a_failure() -> None:
     run = Run(FakeApi(is_silent=True), ALL)
     with fails(DrainFailedError, "DetachUnconfirmed"):
