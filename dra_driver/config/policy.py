@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from dra_driver.config.schema import FieldProblem, problems, schemas, shown, size_problem
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import DEFAULT_GRACE_S, DEFAULT_RULES, HealthRules
-from dra_driver.core.model.terms import AttributeValue, Interval, SharingTerms, Strategy, Taint
+from dra_driver.core.model.terms import AttributeValue, DefaultShareTerms, Interval, SharingTerms, Strategy, Taint
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, IdleAction, OverGrantAction, PodProtection, UsageRules
 from dra_driver.core.quantity import Quantity
 
@@ -127,7 +127,15 @@ def _sharing(sharing: Fields) -> SharingTerms | None:
         max_shares=sharing.get("maxShares"),
         default_percent=100 if (percent := sharing.get("defaultComputePercent")) is None else percent,
         reserved_bytes=_bytes(sharing.get("reservedMemory")),
+        default_share=_default_share(_section(sharing, "defaultShare")),
     )
+
+
+def _default_share(share: Fields) -> DefaultShareTerms | None:
+    if not share:
+        return None
+    memory = _bytes(share.get("memory")) or 0
+    return DefaultShareTerms(parts=share.get("parts"), memory_bytes=memory, percent=share.get("computePercent"))
 
 
 def _health(health: Fields) -> HealthRules:

@@ -103,6 +103,28 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "self.strategy != 'Exclusive' || !has(self.reservedMemory)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "reservedMemory"),
     ),
+    "default-share-needs-sharing": SchemaRule(
+        "defaultShare belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing"
+        " or MPS",
+        "self.strategy != 'Exclusive' || !has(self.defaultShare)",
+        lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultShare"),
+    ),
+    "default-share-without-percent": SchemaRule(
+        "defaultShare and defaultComputePercent both set the compute of a claim that requests none: remove"
+        " defaultComputePercent",
+        "!has(self.defaultShare) || !has(self.defaultComputePercent)",
+        lambda it: _has(it, "defaultShare") and _has(it, "defaultComputePercent"),
+    ),
+    "share-by-parts-or-memory": SchemaRule(
+        "defaultShare needs either parts or memory",
+        "has(self.parts) != has(self.memory)",
+        lambda it: _has(it, "parts") == _has(it, "memory"),
+    ),
+    "parts-without-percent": SchemaRule(
+        "parts of defaultShare also divides the compute: remove computePercent, or replace parts with memory",
+        "!has(self.parts) || !has(self.computePercent)",
+        lambda it: _has(it, "parts") and _has(it, "computePercent"),
+    ),
     "sharing-needs-whole": SchemaRule(
         "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"

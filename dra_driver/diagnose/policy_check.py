@@ -168,7 +168,7 @@ def _errors(xids: Iterable[int], causes: Iterable[str]) -> str:
 
 
 def _offer(gpu: "Gpu", terms: "GpuTerms") -> str:
-    from dra_driver.kube.published import MEMORY, amount_text, shareable_memory
+    from dra_driver.kube.published import MEMORY, amount_text, default_memory, default_percent, shareable_memory
 
     if not terms.offered:
         return "no"
@@ -180,7 +180,10 @@ def _offer(gpu: "Gpu", terms: "GpuTerms") -> str:
     at_most = f", at most {sharing.max_shares}" if sharing.max_shares else ""
     interval = f" {sharing.interval}" if sharing.strategy == "TimeSlicing" else ""
     percent = f", {sharing.default_percent} % each" if sharing.default_percent != 100 else ""
-    memory = shareable_memory(gpu, sharing)
+    memory, each = shareable_memory(gpu, sharing), default_memory(gpu, sharing)
+    if sharing.default_share is not None:
+        size = f"{amount_text(MEMORY, each)} and " if each is not None else ""
+        percent = f", {size}{default_percent(gpu, sharing)} % by default"
     in_all = f", {amount_text(MEMORY, memory)} in all" if memory is not None else ""
     return f"shared by {sharing.strategy}{interval}{at_most}{percent}{in_all}"
 

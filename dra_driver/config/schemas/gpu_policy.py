@@ -86,11 +86,28 @@ class AllowedForms(Strict):
     )
 
 
+class DefaultShare(Strict):
+    """The share of a claim that requests no amounts, such as the claim that the scheduler creates for a pod with an
+    extended resource."""
+
+    rules: ClassVar[tuple[str, ...]] = ("share-by-parts-or-memory", "parts-without-percent")
+
+    parts: Annotated[int, Field(ge=2, le=100)] | None = optional(
+        "The number of equal parts of the memory and compute of the GPU; a share is one of them."
+    )
+    memory: MemoryQuantity | None = optional("Memory of a share; nodes reject more than a GPU has for its claims.")
+    compute_percent: Annotated[int, Field(ge=0, le=100)] | None = optional(
+        "Percent of compute of a share; 0 consumes none and sets no limit. Default: the percentage of the memory."
+    )
+
+
 class Sharing(Strict):
     """Sharing of the whole GPU by several claims. Each gets the memory that it requests; a claim without a share
-    request has the GPU exclusively."""
+    request has the GPU exclusively, unless defaultShare is set."""
 
     rules: ClassVar[tuple[str, ...]] = (
+        "default-share-needs-sharing",
+        "default-share-without-percent",
         "interval-needs-time-slicing",
         "max-shares-needs-sharing",
         "default-percent-needs-sharing",
@@ -114,6 +131,9 @@ class Sharing(Strict):
     reserved_memory: MemoryOrNone | None = optional(
         "Memory that no claim gets; 0 for none. Default: the reserve of the NVIDIA driver"
         " and, with MPS, 64Mi for the MPS server."
+    )
+    default_share: DefaultShare | None = optional(
+        "The share of a claim that requests no amounts. Default: all of the GPU."
     )
 
 

@@ -44,16 +44,27 @@ class Form(StrEnum):
     SHARE = "share"
 
 
+class DefaultShareTerms(Struct, frozen=True, kw_only=True):
+    """The share of a claim without amounts: one of ``parts`` equal parts of the GPU, or ``memory_bytes`` and
+    ``percent`` of the compute, where None is the percentage of the memory."""
+
+    parts: int | None = None
+    memory_bytes: int = 0
+    percent: int | None = None
+
+
 class SharingTerms(Struct, frozen=True, kw_only=True):
     """Sharing of a GPU by several claims. ``max_shares`` None: only memory and compute limit the number.
     ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 is unlimited.
-    ``reserved_bytes`` of the memory belong to no share; None for the needs of the driver and the MPS server."""
+    ``reserved_bytes`` of the memory belong to no share; None for the needs of the driver and the MPS server. Without
+    ``default_share``, a claim that requests no memory gets all of it."""
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
     max_shares: int | None = None
     default_percent: int = 100
     reserved_bytes: int | None = None
+    default_share: DefaultShareTerms | None = None
 
 
 class Taint(Struct, frozen=True, kw_only=True):

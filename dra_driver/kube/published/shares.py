@@ -1,8 +1,8 @@
 """Capacities of GPUs and partitions. Names and values match NVIDIA's DRA driver, except for the memory of a whole
 GPU, which is its real total. Numbers that the hardware does not report are absent.
 
-A shared GPU has consumable capacity (KEP-5075): memory and compute default to all of it; a policy may lower the default
-of compute. Its ``memory`` is NVML's total without `reserve`: shares that add up to the total would run out of memory
+A shared GPU has consumable capacity (KEP-5075): memory and compute default to all of it; a policy may lower the
+defaults. Its ``memory`` is NVML's total without `reserve`: shares that add up to the total would run out of memory
 below their limits. The API server requires ``min`` <= ``default`` <= ``max`` <= value, ``default`` and ``max`` whole
 steps above ``min``, and ``min`` + ``step`` <= value (pkg/apis/resource/validation), so memory is rounded down to whole
 MiB.
@@ -119,10 +119,27 @@ def shareable_memory(gpu: Gpu, sharing: SharingTerms) -> int | None:
     return max(_LEAST, (gpu.memory_bytes - reserve(gpu, sharing)) // MIB * MIB)
 
 
+def default_memory(gpu: Gpu, sharing: SharingTerms) -> int | None:
+    """Return the bytes of ``memory`` of a claim that does not request it, a multiple of `MIB`; None as in
+    `total_memory`."""
+    memory, share = shareable_memory(gpu, sharing), sharing.default_share
+    if memory is None or share is None:
+        return memory
+    wanted = memory // share.parts // MIB if share.parts is not None else -(-share.memory_bytes // MIB)
+    return min(memory, max(wanted, 1) * MIB)
+
+
 def default_percent(gpu: Gpu, sharing: SharingTerms) -> int:
-    """The ``computePercent`` of a claim that does not request it; everything on a GPU without ``memory``, where only
-    compute keeps claims apart."""
-    return ALL_PERCENT if total_memory(gpu) is None else sharing.default_percent
+    """Return the ``computePercent`` of a claim that does not request it. On a GPU without ``memory``, only compute
+    keeps claims apart: it is everything there, unless a default share divides it."""
+    memory, share = shareable_memory(gpu, sharing), sharing.default_share
+    if share is None:
+        return ALL_PERCENT if memory is None else sharing.default_percent
+    if share.parts is not None:
+        return ALL_PERCENT // share.parts
+    if share.percent is not None:
+        return share.percent if memory is not None else share.percent or ALL_PERCENT
+    return ALL_PERCENT if memory is None else max(1, (default_memory(gpu, sharing) or 0) * ALL_PERCENT // memory)
 
 
 def capacity_of(gpu: Gpu, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
@@ -130,7 +147,7 @@ def capacity_of(gpu: Gpu, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
     found = {COMPUTE_PERCENT: _percent(default_percent(gpu, sharing))}
     memory = shareable_memory(gpu, sharing)
     if memory is not None:
-        found[MEMORY] = _memory(memory)
+        found[MEMORY] = _memory(memory, default_memory(gpu, sharing) or memory)
     if sharing.max_shares is not None:
         found[SHARES] = _shares(max(1, sharing.max_shares))
     return found
@@ -142,10 +159,10 @@ def _percent(default: int) -> DeviceCapacity:
     return DeviceCapacity(value=str(ALL_PERCENT), request_policy=policy)
 
 
-def _memory(memory_bytes: int) -> DeviceCapacity:
-    total = str(Quantity.from_bytes(memory_bytes))
+def _memory(memory_bytes: int, default_bytes: int) -> DeviceCapacity:
+    total, default = str(Quantity.from_bytes(memory_bytes)), str(Quantity.from_bytes(default_bytes))
     span = CapacityRequestPolicyRange(min="1Mi", max=total, step="1Mi")
-    return DeviceCapacity(value=total, request_policy=CapacityRequestPolicy(default=total, valid_range=span))
+    return DeviceCapacity(value=total, request_policy=CapacityRequestPolicy(default=default, valid_range=span))
 
 
 def _shares(count: int) -> DeviceCapacity:

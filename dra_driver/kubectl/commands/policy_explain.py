@@ -148,6 +148,7 @@ SPEC_FIELDS: Final = {
     "sharing.maxShares": "no limit",
     "sharing.defaultComputePercent": "100",
     "sharing.reservedMemory": "driver default",
+    "sharing.defaultShare": "all of the GPU",
     "taints": "none",
     "attributes": "none",
     "health.taint": "default rules",
@@ -168,6 +169,7 @@ _OF_STRATEGY: Final = {
     "sharing.maxShares": {"TimeSlicing", "MPS"},
     "sharing.defaultComputePercent": {"TimeSlicing", "MPS"},
     "sharing.reservedMemory": {"TimeSlicing", "MPS"},
+    "sharing.defaultShare": {"TimeSlicing", "MPS"},
 }
 
 

@@ -225,7 +225,7 @@ class Evaluation:
         if extended is None:
             return claims, labels, frozenset()
         served = (item.resource for item in wanted if item.class_name and not subjects.is_offered(node, item.resource))
-        return [*claims, extended], [*labels, "extended resources"], frozenset(served)
+        return [*claims, extended], [*labels, subjects.EXTENDED_LABEL], frozenset(served)
 
     def _question(self, claims: Sequence[Wire]) -> allocation.Question:
         # Cached per set of requests: the claim for extended resources differs between nodes.

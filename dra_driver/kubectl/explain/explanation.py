@@ -232,7 +232,10 @@ class _Explainer:
         self._usage: dict[str, NodeUsage] = usage_by_node(state.pods)
         self._holders = Holders(state.claims)
         self._causes: list[Cause] = []
-        self._notes: list[str] = gaps_that_matter(state, subject.pod)
+        self._notes: list[str] = [
+            *gaps_that_matter(state, subject.pod),
+            *subjects.several_shares(subject.extended_requests, state.classes),
+        ]
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
         self._allocated = [item for item in subject.claims if allocation_of(item.claim or {}) is not None]
@@ -450,7 +453,7 @@ class _Explainer:
         pod = self._subject.pod
         extended = subjects.claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
         if extended is not None:
-            claims, labels = [*claims, extended], [*labels, "extended resources"]
+            claims, labels = [*claims, extended], [*labels, subjects.EXTENDED_LABEL]
         return subjects.requests_of(claims, labels, self._state.classes)
 
     def _verdict(self, results: Sequence[NodeResult], details: Details) -> Verdict:

@@ -195,12 +195,16 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
         return RejectionReason("capacityShort", message, seen, "request less")
     claims = list(dict.fromkeys(holders.claims(device.id)))
     users = {claim: holders.label_with_pods(claim) for claim in claims}
-    amounts = [f"{user} has {holders.consumed(device.id, claim, name) or '?'}" for claim, user in users.items()]
+    held = [holders.consumed(device.id, claim, name) or "?" for claim in claims]
+    amounts = [f"{user} has {amount}" for user, amount in zip(users.values(), held, strict=True)]
     by, end = "", "end workloads that use other shares of the device"
     if users:
-        by, end = f": {listed(amounts)}", f"end the workload that uses it: {act_on(list(users.values()))}"
+        needed = _nano(cause.wanted, otherwise=1) - _nano(cause.free, otherwise=0)
+        one = len(users) > 1 and all(_nano(amount, otherwise=0) >= needed for amount in held)
+        by = f": {listed(amounts)}"
+        end = f"end {'one of these workloads' if one else 'the workload that uses it'}: {act_on(list(users.values()))}"
     seen = f"{device.name} has {cause.free} of {own.get('value', '?')} free{by}"
-    if _nano(cause.free, otherwise=1) <= 0:
+    if _nano(cause.free, otherwise=1) <= 0 or spec.is_extended:  # an extended resource has no amounts
         return RejectionReason("capacityShort", message, seen, end, users=tuple(claims))
     less = f"request at most {cause.free} of {name}"
     if not is_requested:

@@ -64,6 +64,9 @@ def is_reserved_for(claim: Wire, pod: Wire) -> bool:
 _GUARD: Final = re.compile(r"""device\.driver\s*==\s*["']([a-z0-9.-]{1,253})["']""")
 
 
+EXTENDED_LABEL: Final = "extended resources"
+
+
 class RequestSpec(Struct, frozen=True, kw_only=True):
     """One request or subrequest. ``count`` is None for all devices, ``device_class`` when it does not exist."""
 
@@ -83,6 +86,11 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     @property
     def count_text(self) -> str:
         return "all" if self.count is None else str(self.count)
+
+    @property
+    def is_extended(self) -> bool:
+        """Return whether the scheduler creates the claim for extended resources of a pod."""
+        return self.claim_label == EXTENDED_LABEL
 
     @property
     def drivers(self) -> frozenset[str]:
@@ -176,6 +184,18 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
                     ExtendedRequest(request=name, resource=resource, count=count, class_name=known.get(resource))
                 )
     return found
+
+
+def several_shares(requests: Iterable[ExtendedRequest], classes: Iterable[Wire]) -> list[str]:
+    """Return a note for each request of several devices from a class of shared ones: the allocator takes a device once
+    for each request, so that they are different devices."""
+    shared = {name_of(item) for item in classes if "allowMultipleAllocations" in str(spec_of(item).get("selectors"))}
+    return [
+        f"{item.resource}: {item.count} in one container requests shares of {item.count} different GPUs; to have one "
+        "larger share, use a ResourceClaim with capacity.requests"
+        for item in requests
+        if item.count > 1 and item.class_name in shared
+    ]
 
 
 def is_extended(resource: str) -> bool:

@@ -298,10 +298,19 @@ class PodChecker:
             for name, value in amounts.items():
                 implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
                 target = implied or resources.get(name) or _USUAL.get(name, "")
+                self._several_shares(name, target, value)
                 if target in classes and value.node.value not in {0, "0"}:
                     message = f"the pod requests {name} and has a claim for DeviceClass {target}: it gets both"
                     hint = "remove either the extended resource or the claim"
                     self._reporter.add("DRA054", value, message, hint=hint)
+
+    def _several_shares(self, resource: str, class_name: str, amount: Spot) -> None:
+        info = self._scope.class_info(class_name) if class_name else None
+        shared = info is not None and info.devices and all(device.shared for device in info.devices)
+        if (shared or resource.endswith(".shared")) and str(amount.node.value) not in {"0", "1"}:
+            message = f"{str(amount.node.value)[:20]} of {resource} in one container are shares of different GPUs"
+            hint = "request 1, or use a ResourceClaim with capacity.requests for a larger share"
+            self._reporter.add("DRA055", amount, message, hint=hint)
 
 
 def _containers(pod: Spot) -> list[Spot]:

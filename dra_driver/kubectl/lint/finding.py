@@ -77,6 +77,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA052", "unknown-container-request", "error", "A container uses a request that the claim does not have."),
     ("DRA053", "unused-pod-claim", "warning", "No container uses a claim of the pod."),
     ("DRA054", "claim-and-extended-resource", "warning", "A pod requests devices by claim and by extended resource."),
+    ("DRA055", "several-shares", "warning", "A container requests shares of several GPUs."),
     # Policies
     ("DRA060", "invalid-policy", "error", "Nodes reject the GpuPolicy."),
 )

@@ -385,6 +385,11 @@ def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDra
     return found
 
 
+def _few(draft: PolicyDraft) -> dict[str, object]:
+    """For a number of replicas that percents cannot divide."""
+    return {"defaultComputePercent": share_percent(draft.max_shares) if draft.strategy == "MPS" else 0}
+
+
 def _object(draft: PolicyDraft) -> dict[str, object]:
     select: dict[str, object] = {}
     if draft.nodes is not None:
@@ -402,10 +407,11 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
     elif draft.profiles is not None:
         spec["forms"] = {**({} if draft.whole else {"whole": False}), "migProfiles": list(draft.profiles)}
     if draft.strategy and not draft.hidden:
-        percent = share_percent(draft.max_shares) if draft.strategy == "MPS" else 0
+        equal = 2 <= draft.max_shares <= names.ALL_PERCENT
         spec["sharing"] = {
             "strategy": draft.strategy,
             "maxShares": draft.max_shares,
-            "defaultComputePercent": percent,
+            # A pod with an extended resource gets one of the replicas.
+            **({"defaultShare": {"parts": draft.max_shares}} if equal else _few(draft)),
         }
     return {"apiVersion": API, "kind": "GpuPolicy", "metadata": {"name": draft.name}, "spec": spec}

@@ -41,6 +41,7 @@ from dra_driver.core.model.terms import (
     Use,
 )
 from dra_driver.core.quantity import Quantity
+from dra_driver.kube.published import shareable_memory
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
@@ -107,6 +108,7 @@ def wanted_terms(policies: Sequence[GpuPolicy], gpu: Gpu, node_name: str) -> Gpu
     first = matching[0]
     terms = _terms(first, gpu)
     _check_reserve(terms, gpu)
+    _check_default_share(terms, gpu)
     for other in matching[1:]:
         if other.priority != first.priority:
             break
@@ -181,6 +183,18 @@ def _check_reserve(terms: GpuTerms, gpu: Gpu) -> None:
     raise ConfigurationError(
         f"policy {terms.policy} reserves {Quantity.from_bytes(wanted)} of {gpu.device_name} ({gpu.uuid}), which has"
         f" {Quantity.from_bytes(gpu.memory_bytes)}: sharing.reservedMemory must leave memory for claims"
+    )
+
+
+def _check_default_share(terms: GpuTerms, gpu: Gpu) -> None:
+    share = terms.sharing.default_share if terms.sharing is not None else None
+    memory = shareable_memory(gpu, terms.sharing) if terms.sharing is not None else None
+    if share is None or memory is None or share.memory_bytes <= memory:
+        return
+    raise ConfigurationError(
+        f"policy {terms.policy} gives a claim without amounts {Quantity.from_bytes(share.memory_bytes)} of"
+        f" {gpu.device_name} ({gpu.uuid}), which has {Quantity.from_bytes(memory)} for claims: lower"
+        " sharing.defaultShare.memory, or exclude the GPU with select.minMemory"
     )
 
 

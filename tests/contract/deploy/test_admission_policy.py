@@ -227,3 +227,31 @@ def test_the_key_and_the_selectors_of_the_toleration_are_values() -> None:
     assert not gets_it(
         {**CLAIMS, "tolerations": [{"key": "example.com/gpus", "operator": "Exists"}]}, key="example.com/gpus"
     )
+
+
+def one_share_each(**shared: Any) -> list[dict[str, Any]]:
+    values = {"deviceClasses": {"shared": {"extendedResourceName": "example.com/share", **shared}}}
+    return [item for item in chart.objects(values) if item["metadata"]["name"] == "dra-driver-one-share-each"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "admitted"),
+    [
+        ({"containers": [{"name": "a"}]}, True),
+        ({"containers": [{"name": "a", "resources": {"limits": {"example.com/share": "1"}}}]}, True),
+        ({"containers": [{"name": "a", "resources": {"limits": {"example.com/other": "9"}}}]}, True),
+        ({"containers": [{"name": "a", "resources": {"limits": {"example.com/share": "2"}}}]}, False),
+        (
+            {
+                "containers": [{"name": "a"}],
+                "initContainers": [{"name": "b", "resources": {"limits": {"example.com/share": "2"}}}],
+            },
+            False,
+        ),
+    ],
+)
+def test_a_container_gets_one_share(spec: dict[str, Any], admitted: bool) -> None:
+    policy, _ = one_share_each()
+    (rule,) = policy["spec"]["validations"]
+    assert Expression(rule["expression"], ["object"]).evaluate({"object": value_of({"spec": spec})}) is admitted
+    assert one_share_each(oneEach=False) == []

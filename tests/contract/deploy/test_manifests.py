@@ -38,7 +38,10 @@ EVERYTHING: Obj = {
     "imagePullSecrets": [{"name": "registry"}],
     "policies": {"a.yaml": "kind: GpuPolicy\n"},
     "node": {"podAnnotations": {"a": "b"}, "runtimeClassName": "nvidia"},
-    "deviceClasses": {"extra": [{"name": "a.example", "expression": "true"}]},
+    "deviceClasses": {
+        "extra": [{"name": "a.example", "expression": "true"}],
+        "shared": {"extendedResourceName": "nvidia.com/gpu.shared"},
+    },
 }
 """All switches at once, so that every template is rendered."""
 

@@ -306,8 +306,9 @@ def _is_all(memory: int | None, gpu: Gpu, terms: GpuTerms) -> bool:
 
 def _alone(gpu: Gpu, terms: GpuTerms) -> tuple[int | None, ...]:
     """The values of ``computePercent`` with which a claim for all memory requests no part of compute."""
-    default = default_percent(gpu, terms.sharing) if terms.sharing is not None else ALL_PERCENT
-    return (None, ALL_PERCENT, default)
+    if terms.sharing is None or terms.sharing.default_share is not None:  # the default is a part of the GPU
+        return (None, ALL_PERCENT)
+    return (None, ALL_PERCENT, default_percent(gpu, terms.sharing))
 
 
 def _consumed(ref: ClaimRef, result: AllocatedDevice, name: str, *, least: int = 1) -> int | None:

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.core.model.terms import DefaultShareTerms, SharingTerms, Strategy
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import limits, shares
 from dra_driver.kube.published.shares import MIB
@@ -21,9 +21,14 @@ def terms(
     default_percent: int = 100,
     reserved: int | None = None,
     strategy: Strategy = Strategy.MPS,
+    share: DefaultShareTerms | None = None,
 ) -> SharingTerms:
     return SharingTerms(
-        strategy=strategy, max_shares=max_shares, default_percent=default_percent, reserved_bytes=reserved
+        strategy=strategy,
+        max_shares=max_shares,
+        default_percent=default_percent,
+        reserved_bytes=reserved,
+        default_share=share,
     )
 
 
@@ -35,18 +40,25 @@ def memory_of(one: Gpu, sharing: SharingTerms) -> str:
     return str(shares.capacity_of(one, sharing)["memory"].value)
 
 
+SHARES = st.builds(DefaultShareTerms, parts=st.integers(2, 100)) | st.builds(
+    DefaultShareTerms, memory_bytes=st.integers(MIB, 2**60), percent=st.none() | st.integers(0, 100)
+)
+
+
 @given(
     st.none() | st.integers(0, 2**40),
     st.none() | st.integers(0, 2**40),
     st.none() | st.integers(0, 2**60),
     st.none() | st.integers(-1, 200),
-    st.integers(0, 100),
+    st.integers(0, 100) | SHARES,
 )
 def test_policies_are_valid_for_any_memory_and_any_number_of_shares(
-    memory: int | None, reserved: int | None, left_out: int | None, count: int | None, percent: int
+    memory: int | None, reserved: int | None, left_out: int | None, count: int | None, default: int | DefaultShareTerms
 ) -> None:
     """A step that does not divide the range would make the slice invalid; so would a reserve above the memory."""
-    capacity = wire(shares.capacity_of(gpu(memory, reserved), terms(count, percent, left_out)))
+    percent, share = (default, None) if isinstance(default, int) else (100, default)
+    sharing = terms(count, percent, left_out, share=share)
+    capacity = wire(shares.capacity_of(gpu(memory, reserved), sharing))
     device = {"name": "gpu-0", "allowMultipleAllocations": True, "capacity": capacity}
     assert device_problems(device, None, "devices[0]", per_device=False) == []
 
@@ -67,6 +79,34 @@ def test_claims_for_memory_alone_can_share_a_gpu_if_the_policy_allows() -> None:
         "value": "100",
         "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "100", "step": "1"}},
     }
+
+
+@pytest.mark.parametrize(
+    ("share", "memory", "percent"),
+    [
+        (DefaultShareTerms(parts=8), "1862Mi", "12"),
+        (DefaultShareTerms(memory_bytes=2**31), "2Gi", "13"),
+        (DefaultShareTerms(memory_bytes=2**31 + 1, percent=0), "2049Mi", "0"),
+        (DefaultShareTerms(memory_bytes=2**50), "14903Mi", "100"),
+    ],
+)
+def test_a_default_share_is_every_default(share: DefaultShareTerms, memory: str, percent: str) -> None:
+    """A claim takes all of a capacity without a default, and no second claim would fit. The GPU is a T4."""
+    found = wire(shares.capacity_of(gpu(15360 * MIB, 393 * MIB), terms(8, share=share)))
+    assert {name: each["requestPolicy"]["default"] for name, each in found.items()} == {
+        "memory": memory,
+        "computePercent": percent,
+        "shares": "1",
+    }
+
+
+@pytest.mark.parametrize(("percent", "expected"), [(25, "25"), (0, "100"), (None, "100")])
+def test_without_memory_the_default_share_has_compute(percent: int | None, expected: str) -> None:
+    share = DefaultShareTerms(memory_bytes=2**30, percent=percent)
+    assert (
+        wire(shares.capacity_of(gpu(None), terms(share=share)))["computePercent"]["requestPolicy"]["default"]
+        == expected
+    )
 
 
 def test_on_unified_memory_only_compute_is_shared() -> None:

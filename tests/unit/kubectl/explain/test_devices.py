@@ -240,8 +240,26 @@ def test_without_a_free_share_a_smaller_request_is_not_suggested() -> None:
     wanted = asking(memory="1Gi", computePercent="1")
     report = asked_of_h100(wanted, sharing=MPS, claims=claims)
     assert seen(report).startswith("gpu-0 has 0 of 3 free: default/c0 (no pod) has 1, ")
-    assert "default/c0 (no pod), default/c1" in fix(report)
+    assert fix(report).startswith("end one of these workloads: default/c0 (no pod), default/c1")
     assert "capacity.requests" not in fix(report)
+
+
+def test_without_one_sufficient_workload_all_are_named() -> None:
+    claims = [share(f"c{number}", memory="30Gi", percent="1") for number in range(2)]
+    report = asked_of_h100(asking(memory="60Gi", computePercent="1"), sharing=MPS, claims=claims)
+    assert "end the workload that uses it: default/c0 (no pod), default/c1 (no pod)" in fix(report)
+
+
+def test_a_pod_with_an_extended_resource_is_not_told_to_request_less() -> None:
+    """It has no amounts. Several in one container are different GPUs."""
+    shared = device_class("s", expression=f'device.driver == "{DRIVER}" && device.allowMultipleAllocations')
+    shared["spec"]["extendedResourceName"] = "example.com/share"
+    claims = [share("one", memory="50Gi", percent="70"), share("two", memory="20Gi", percent="30")]
+    limits = {"name": "c", "resources": {"limits": {"example.com/share": "2"}}}
+    state = h100(sharing=MPS, classes=[shared], claims=claims)
+    report = explained(state, {**pod(), "spec": {"containers": [limits]}})
+    assert "capacity.requests" not in fix(report)
+    assert any("2 in one container requests shares of 2 different GPUs" in note for note in report.notes)
 
 
 def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:

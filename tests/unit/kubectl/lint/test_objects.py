@@ -59,6 +59,7 @@ GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
         (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: other}]"), "DRA052"),
         (TEMPLATE + "---\n" + pod(USES, uses="[]"), "DRA053"),
         (TEMPLATE + "---\n" + pod(USES, limits="{nvidia.com/gpu: 1}"), "DRA054"),
+        (pod("[]", uses="[]", limits="{nvidia.com/gpu.shared: 2}"), "DRA055"),
     ],
 )
 def test_each_mistake_is_one_finding(text: str, rule: str) -> None:

@@ -32,7 +32,7 @@ def node(name: str, **labels: str) -> str:
 EMPTY = "version: v1\nflags: {}\n"
 NAMED = config_map(default=EMPTY, shared=SHARED)
 OFF = layout("off", "{devices: all, mig-enabled: false}")
-SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
+SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultShare": {"parts": 4}}
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,11 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultComputePercent": 0}
     [
         # Replicas have no memory of their own, so shares are bounded by their number alone.
         ([SHARED], "device-plugin-input", {"sharing": SHARES}),
-        ([MPS], "device-plugin-input", {"sharing": {"strategy": "MPS", "maxShares": 10, "defaultComputePercent": 10}}),
+        (
+            [MPS],
+            "device-plugin-input",
+            {"sharing": {"strategy": "MPS", "maxShares": 10, "defaultShare": {"parts": 10}}},
+        ),
         # The device plugin offered whole GPUs alone.
         (["version: v1\nflags: {migStrategy: none}\n"], "device-plugin-input", {"forms": {"migProfiles": []}}),
         # Only input nodes count.

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ClaimError, DeviceInUseError, InvalidParametersError
 from dra_driver.core.model.claim import AllocatedDevice
 from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.terms import Form, GpuTerms, Interval, SharingTerms, Strategy
+from dra_driver.core.model.terms import DefaultShareTerms, Form, GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.kube.published import ALL_PERCENT
 from dra_driver.kube.published.shares import MIB, capacity_of
@@ -265,6 +265,17 @@ def test_claim_that_asks_for_no_amount_gets_the_gpu_alone(memory_bytes: int | No
     """Whatever the policy's default of compute is, and also on a GPU without memory of its own."""
     one = replace(gpu(0), memory_bytes=memory_bytes)
     assert share_of(ref(1), consumed(one, default_percent), one, terms(default_percent)) is None
+
+
+@pytest.mark.parametrize("memory_bytes", MEMORIES)
+def test_claim_without_amounts_has_the_default_share(memory_bytes: int | None) -> None:
+    """Also on a GPU without published memory: several such claims have it at the same time."""
+    one = replace(gpu(0), memory_bytes=memory_bytes)
+    sharing = SharingTerms(strategy=Strategy.MPS, default_share=DefaultShareTerms(parts=4))
+    amounts = {name: wire(each)["requestPolicy"]["default"] for name, each in capacity_of(one, sharing).items()}
+    given = replace(result(), share_id=SHARE, consumed_capacity=amounts)
+    share = present(share_of(ref(1), given, one, GpuTerms(policy="p", sharing=sharing)))
+    assert share.percent == 25
 
 
 @pytest.mark.parametrize("memory_bytes", MEMORIES)

@@ -157,6 +157,17 @@ def test_a_policy_that_reserves_all_memory_of_a_gpu_is_refused() -> None:
     assert resolve([modest], node(), (), NODE)
 
 
+@pytest.mark.parametrize(("memory", "fits"), [("80471Mi", True), ("80472Mi", False)])
+def test_a_default_share_larger_than_the_gpu_is_refused(memory: str, fits: bool) -> None:
+    """The driver estimates 1024Mi of 81559Mi for itself; the MPS server takes 64Mi."""
+    large = policy("large", sharing={"strategy": "MPS", "defaultShare": {"memory": memory}})
+    if fits:
+        assert resolve([large], node(), (), NODE)
+        return
+    with pytest.raises(ConfigurationError, match=r"80472Mi of gpu-0 .* has 80471Mi for claims: lower"):
+        resolve([large], node(), (), NODE)
+
+
 def terms_in_use(spec: dict[str, Any] | None, *uses: Use) -> GpuTerms:
     policies = [] if spec is None else [policy("p", **spec)]
     return resolve(policies, node(1), uses, NODE).get(uuid(0), DEFAULT_TERMS)
