@@ -365,6 +365,28 @@ def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
             )
 
 
+def several_shares(state: ClusterState, subject: Subject) -> Iterator[str]:
+    """Yield a note for each request of several shares: the allocator takes them from different devices."""
+    selectors = {name_of(item): subjects.selectors_of(spec_of(item)) for item in state.classes}
+    for request in subject.extended_requests:
+        wanted = selectors.get(request.class_name or "", ())
+        if request.count > 1 and _select_shared(wanted, state):
+            yield (
+                f"{request.resource}: {request.count} in one container requests shares of {request.count} different "
+                "GPUs; to have one larger share, use a ResourceClaim with capacity.requests"
+            )
+
+
+def _select_shared(selectors: Sequence[str], state: ClusterState) -> bool:
+    """Return whether the selectors of a class name shared devices and select a published one."""
+    return any("allowMultipleAllocations" in text for text in selectors) and any(
+        device.get("allowMultipleAllocations")
+        and all(is_selected_by(text, str(spec.get("driver")), device) for text in selectors)
+        for spec in map(spec_of, newest_slices(state.slices))
+        for device in spec.get("devices") or ()
+    )
+
+
 def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterator[Cause]:
     """Yield a cause for each requested driver without published devices."""
     if not specs:

@@ -18,7 +18,7 @@ from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain import causes as other
 from dra_driver.kubectl.explain import subject as subjects
-from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message
+from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message, several_shares
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
 from dra_driver.kubectl.explain.manifests import (
@@ -234,7 +234,7 @@ class _Explainer:
         self._causes: list[Cause] = []
         self._notes: list[str] = [
             *gaps_that_matter(state, subject.pod),
-            *subjects.several_shares(subject.extended_requests, state.classes),
+            *several_shares(state, subject),
         ]
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}

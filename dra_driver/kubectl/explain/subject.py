@@ -121,15 +121,15 @@ def _spec(claim: int, label: str, name: str, wire: Wire, classes: Mapping[str, W
         class_name=class_name,
         device_class=found,
         count=None if wire.get("allocationMode") == "All" else int(wire.get("count") or 1),
-        selectors=_expressions(wire),
-        class_selectors=_expressions(spec_of(found)) if found is not None else (),
+        selectors=selectors_of(wire),
+        class_selectors=selectors_of(spec_of(found)) if found is not None else (),
         tolerations=wire.get("tolerations") or (),
         capacity=(wire.get("capacity") or {}).get("requests") or {},
         admin_access=bool(wire.get("adminAccess")),
     )
 
 
-def _expressions(owner: Wire) -> tuple[str, ...]:
+def selectors_of(owner: Wire) -> tuple[str, ...]:
     return tuple(
         str((item.get("cel") or {}).get("expression") or "") for item in owner.get("selectors") or () if item.get("cel")
     )
@@ -184,18 +184,6 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
                     ExtendedRequest(request=name, resource=resource, count=count, class_name=known.get(resource))
                 )
     return found
-
-
-def several_shares(requests: Iterable[ExtendedRequest], classes: Iterable[Wire]) -> list[str]:
-    """Return a note for each request of several devices from a class of shared ones: the allocator takes a device once
-    for each request, so that they are different devices."""
-    shared = {name_of(item) for item in classes if "allowMultipleAllocations" in str(spec_of(item).get("selectors"))}
-    return [
-        f"{item.resource}: {item.count} in one container requests shares of {item.count} different GPUs; to have one "
-        "larger share, use a ResourceClaim with capacity.requests"
-        for item in requests
-        if item.count > 1 and item.class_name in shared
-    ]
 
 
 def is_extended(resource: str) -> bool:

@@ -385,8 +385,8 @@ def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDra
     return found
 
 
-def _few(draft: PolicyDraft) -> dict[str, object]:
-    """For a number of replicas that percents cannot divide."""
+def _default_percent(draft: PolicyDraft) -> dict[str, object]:
+    """Return the field for a number of replicas that ``parts`` cannot have."""
     return {"defaultComputePercent": share_percent(draft.max_shares) if draft.strategy == "MPS" else 0}
 
 
@@ -412,6 +412,6 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
             "strategy": draft.strategy,
             "maxShares": draft.max_shares,
             # A pod with an extended resource gets one of the replicas.
-            **({"defaultShare": {"parts": draft.max_shares}} if equal else _few(draft)),
+            **({"defaultShare": {"parts": draft.max_shares}} if equal else _default_percent(draft)),
         }
     return {"apiVersion": API, "kind": "GpuPolicy", "metadata": {"name": draft.name}, "spec": spec}

@@ -260,6 +260,9 @@ def test_a_pod_with_an_extended_resource_is_not_told_to_request_less() -> None:
     report = explained(state, {**pod(), "spec": {"containers": [limits]}})
     assert "capacity.requests" not in fix(report)
     assert any("2 in one container requests shares of 2 different GPUs" in note for note in report.notes)
+    shared["spec"]["selectors"][0]["cel"]["expression"] += " == false"
+    report = explained(state, {**pod(), "spec": {"containers": [limits]}})
+    assert report.notes == (), "the class selects exclusive devices"
 
 
 def test_an_amount_that_the_policy_refuses_names_the_bounds() -> None:
