@@ -47,7 +47,8 @@ class GpuSelection(Struct, frozen=True, kw_only=True):
 
 
 class GpuPolicy(Struct, frozen=True, kw_only=True):
-    """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive."""
+    """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive.
+    ``mig_layout`` are numbers of partitions by profile name; ``mig_when_free``: MIG mode follows the allowed forms."""
 
     name: str
     select: GpuSelection = GpuSelection()
@@ -55,6 +56,8 @@ class GpuPolicy(Struct, frozen=True, kw_only=True):
     availability: Availability = Availability.OPEN
     whole: bool = True
     mig_profiles: tuple[str, ...] | None = None
+    mig_layout: Mapping[str, int] | None = None
+    mig_when_free: bool = False
     sharing: SharingTerms | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
@@ -78,6 +81,8 @@ def policy_of(written: Fields) -> GpuPolicy:
     """Decode an object without problems."""
     spec: Fields = written["spec"]
     forms = _section(spec, "forms")
+    mig = _section(spec, "mig")
+    layout = mig.get("layout")
     whole = forms.get("whole")
     return GpuPolicy(
         name=written["metadata"]["name"],
@@ -86,6 +91,8 @@ def policy_of(written: Fields) -> GpuPolicy:
         availability=Availability(spec.get("availability") or Availability.OPEN),
         whole=True if whole is None else whole,
         mig_profiles=_texts(forms, "migProfiles"),
+        mig_layout=None if layout is None else MappingProxyType({item["profile"]: item["count"] for item in layout}),
+        mig_when_free=mig.get("mode") == "WhenFree",
         sharing=_sharing(_section(spec, "sharing")),
         taints=tuple(
             Taint(key=taint["key"], value=taint.get("value") or "", effect="NoSchedule")
@@ -149,6 +156,7 @@ def _health(health: Fields) -> HealthRules:
         evicting_causes=frozenset(HealthCause(cause) for cause in evict.get("causes") or ()),
         calm_s=None if calm is None else float(calm),
         grace_s=DEFAULT_GRACE_S if grace is None else float(grace),
+        resets_when_free=health.get("reset") == "WhenFree",
     )
 
 

@@ -134,6 +134,23 @@ RULES: Final[Mapping[str, SchemaRule]] = {
             and _inner(it, "forms").get("whole") is False
         ),
     ),
+    "mig-mode-needs-forms": SchemaRule(
+        "mig.mode WhenFree takes the mode from the forms: set forms.whole to false (MIG mode on), or forms.migProfiles"
+        " to [] (off)",
+        "!has(self.mig) || !has(self.mig.mode) || self.mig.mode != 'WhenFree' || has(self.forms)"
+        " && (has(self.forms.whole) && !self.forms.whole"
+        " || has(self.forms.migProfiles) && size(self.forms.migProfiles) == 0)",
+        lambda it: (
+            _inner(it, "mig").get("mode") == "WhenFree"
+            and _inner(it, "forms").get("whole") is not False
+            and _inner(it, "forms").get("migProfiles") != []
+        ),
+    ),
+    "layout-needs-profiles": SchemaRule(
+        "mig.layout names the partitions that the GPU offers: remove forms.migProfiles",
+        "!has(self.mig) || !has(self.mig.layout) || !has(self.forms) || !has(self.forms.migProfiles)",
+        lambda it: _has(_inner(it, "mig"), "layout") and _has(_inner(it, "forms"), "migProfiles"),
+    ),
     "something-left": SchemaRule(
         "whole false and migProfiles [] allow no form of the GPU: use availability Hidden to hide it",
         "!has(self.whole) || self.whole || !has(self.migProfiles) || size(self.migProfiles) > 0",

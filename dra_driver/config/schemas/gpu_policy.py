@@ -86,6 +86,28 @@ class AllowedForms(Strict):
     )
 
 
+class MigCount(Strict):
+    """A number of partitions of one profile."""
+
+    profile: Annotated[
+        str, text(longest=32, pattern=r"[0-9]+g\.[0-9]+gb(\+[a-z.]+)?", says="a profile such as 1g.5gb")
+    ] = Field(description="A MIG profile, as nvidia-smi mig -lgip lists it.")
+    count: Annotated[int, Field(ge=1, le=16)] = Field(description="The number of partitions.")
+
+
+class MigRules(Strict):
+    """MIG mode and fixed partitions. A GPU from Hopper on needs no mode: the driver switches it for each partition."""
+
+    mode: Literal["Leave", "WhenFree"] | None = optional(
+        "WhenFree: when no claim or process uses a GPU that needs a reset for it (A100, A30), the node process switches"
+        " its MIG mode on if forms.whole is false, off if forms.migProfiles is empty. Leave: an administrator does it.",
+        default="Leave",
+    )
+    layout: Annotated[list[MigCount], AtMost(8, unique="profile")] | None = optional(
+        "The only partitions that a GPU offers, all at the same time; without it, every placement that is free."
+    )
+
+
 class DefaultShare(Strict):
     """The share of a claim that requests no amounts, such as the claim that the scheduler creates for a pod with an
     extended resource."""
@@ -199,6 +221,11 @@ class Health(Strict):
     taint: HealthAdditions | None = optional("Errors that taint in addition.")
     ignore: HealthExceptions | None = optional("Errors that do not taint.")
     evict: HealthEvictions | None = optional("Errors that end pods (default: none).")
+    reset: Literal["Never", "WhenFree"] | None = optional(
+        "WhenFree: the node process resets a GPU for which the NVIDIA driver asks for it, when no claim or process uses"
+        " the GPU; at most three times a day.",
+        default="Never",
+    )
     calm_seconds: Annotated[int, Field(ge=0, le=86400)] | None = optional(
         "Seconds without a new error after the detected recovery, until the taint is removed (default: depends"
         " on the cause)."
@@ -255,7 +282,12 @@ class PolicySpec(Strict):
     """Permitted uses of GPUs. Only the matching policy of highest priority applies to a GPU. Without a policy, a GPU
     may be used whole or as partitions of any MIG profile, and is not shared."""
 
-    rules: ClassVar[tuple[str, ...]] = ("sharing-needs-whole", "attribute-once")
+    rules: ClassVar[tuple[str, ...]] = (
+        "sharing-needs-whole",
+        "mig-mode-needs-forms",
+        "layout-needs-profiles",
+        "attribute-once",
+    )
 
     select: GpuSelection | None = optional("GPUs that the policy applies to (default: every GPU).")
     priority: Annotated[int, Field(ge=-1000, le=1000)] | None = optional(
@@ -271,6 +303,7 @@ class PolicySpec(Strict):
     forms: AllowedForms | None = optional(
         "The forms in which the GPU may be used; without it, whole or any MIG profile."
     )
+    mig: MigRules | None = optional("MIG mode and fixed partitions; without it, neither.")
     sharing: Sharing | None = optional("How claims share the GPU; without it, they do not.")
     taints: Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None = optional("Taints of the GPU's devices.")
     attributes: Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None = optional(

@@ -47,16 +47,18 @@ class HealthReading(Struct, frozen=True, kw_only=True):
     """One sample of the health of one GPU. A field is None when hardware or driver do not report it.
 
     ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
-    ``passing`` calls fail in a way that can pass without a reset; the fields below are None then. ``on_bus``: sysfs has
-    its PCI function. ``rows_pending`` and ``rows_failed`` count row remapping, ``pages_pending`` retired pages of GPUs
-    before Ampere. ``links_down`` are numbers of NVLinks that should be up. ``fabric_unhealthy`` describes NVML's health
-    mask of the fabric, "" if healthy.
+    ``passing`` calls fail in a way that can pass without a reset, or with ``needs_reset`` NVML answers that a reset is
+    required; the fields below are None then. ``on_bus``: sysfs has its PCI function. ``rows_pending`` and
+    ``rows_failed`` count row remapping, ``pages_pending`` retired pages of GPUs before Ampere. ``links_down`` are
+    numbers of NVLinks that should be up. ``fabric_unhealthy`` describes NVML's health mask of the fabric, "" if
+    healthy.
     """
 
     gpu_uuid: GpuUuid
     unreachable: str | None = None
     hangs: bool = False
     passing: bool = False
+    needs_reset: bool = False
     on_bus: bool | None = None
     recovery_action: RecoveryAction | None = None
     rows_pending: bool | None = None

@@ -18,7 +18,8 @@ class HealthRules(Struct, frozen=True, kw_only=True):
     ``taint_xids`` taint in addition to the defaults. Ignored XIDs and causes are counted and never taint; evicting ones
     taint with NoExecute (`HealthCause.LOST` is a GPU that vanished). None is both. ``calm_s`` is the time without a new
     error after recovery until a condition ends; None for the default of its cause. ``grace_s`` is the controller's wait
-    before it evicts a pod that requests an extended resource.
+    before it evicts a pod that requests an extended resource. ``resets_when_free``: the node process resets a GPU for
+    which the driver asks for it, when no claim uses the GPU.
     """
 
     taint_xids: frozenset[int] = frozenset()
@@ -28,6 +29,7 @@ class HealthRules(Struct, frozen=True, kw_only=True):
     evicting_causes: frozenset[HealthCause] = frozenset()
     calm_s: float | None = None
     grace_s: float = DEFAULT_GRACE_S
+    resets_when_free: bool = False
 
 
 DEFAULT_RULES: Final = HealthRules()  # nothing is added, ignored or evicting

@@ -97,11 +97,12 @@ class WithheldPartitions(Struct, frozen=True, kw_only=True):
 class GpuTerms(Struct, frozen=True, kw_only=True):
     """The forms in which one GPU may be published. Default without a policy: whole or partitions, not shared.
 
-    ``profiles`` are ids of allowed MIG profiles, None for all. ``sharing`` None is exclusive. ``kept`` are partitions
-    in use that stay published although ``profiles`` lacks them. ``shares_in_use``: claims have shares of the GPU, or
-    all of it as a share; schedulers count those only while the GPU is published as shared. ``policy`` is the applied
-    policy, '' for none; ``waiting`` describes newer terms that wait until the GPU is free. ``health`` and ``usage``
-    apply immediately.
+    ``profiles`` are ids of allowed MIG profiles, None for all; ``layout`` are the only placements, None for any.
+    ``mig_mode`` is the wanted MIG mode of a GPU that needs a reset for it, None to leave it. ``sharing`` None is
+    exclusive. ``kept`` are partitions in use that stay published although ``profiles`` lacks them. ``shares_in_use``:
+    claims have shares of the GPU, or all of it as a share; schedulers count those only while the GPU is published as
+    shared. ``policy`` is the applied policy, '' for none; ``waiting`` describes newer terms that wait until the GPU is
+    free. ``health`` and ``usage`` apply immediately.
 
     Taints: ``condition_taints`` of the unhealthy GPU in every form, ``whole_taints`` of the whole GPU and its shares,
     ``partition_taints`` of single partitions. ``withheld`` is about partitions that do not exist yet.
@@ -111,6 +112,8 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     offered: bool = True
     whole: bool = True
     profiles: frozenset[int] | None = None
+    layout: frozenset[tuple[int, int]] | None = None
+    mig_mode: bool | None = None
     sharing: SharingTerms | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
@@ -125,7 +128,11 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     withheld: WithheldPartitions | None = None
 
     def allows(self, partition: PartitionId) -> bool:
-        return self.profiles is None or partition.profile_id in self.profiles or partition in self.kept
+        if partition in self.kept:
+            return True
+        if self.layout is not None and (partition.profile_id, partition.start) not in self.layout:
+            return False
+        return self.profiles is None or partition.profile_id in self.profiles
 
 
 Terms = Mapping[GpuUuid, GpuTerms]  # terms by GPU; a GPU without an entry has the default terms

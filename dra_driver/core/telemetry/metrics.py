@@ -31,6 +31,7 @@ Place = Literal[
     "gpu-events",
     "gpu-inventory",
     "gpu-node",
+    "gpu-operations",
     "gpu-subscriber",
     "health",
     "grpc",

@@ -14,10 +14,10 @@ from dra_driver.core.errors import CommandError
 from dra_driver.core.finding import Finding
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.values import Facts, Topics, alike, few, gpus, hardware_check, judgement, known
+from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
 from dra_driver.hardware.gpu.nvml.errors import ABSENT
-from dra_driver.hardware.sharing.timeslice import Smi
 
 REFERENCES: Final = "/sys/module/nvidia/refcnt"
 THREADS: Final = 8

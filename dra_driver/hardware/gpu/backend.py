@@ -1,8 +1,10 @@
 """The interface to GPU hardware, implemented over NVML (``nvml/``) and by a simulation (``simulated/``)."""
 
 from collections.abc import Mapping
-from enum import IntEnum
+from enum import Enum, IntEnum
 from typing import Final, Protocol
+
+from msgspec import Struct
 
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Snapshot
@@ -69,6 +71,26 @@ class ComputeModes(Protocol):
         """Set the compute mode. It does not survive a reboot."""
 
 
+class MigModes(Struct, frozen=True, kw_only=True):
+    """MIG mode of a GPU now, and after its next reset or reboot."""
+
+    current: bool
+    pending: bool
+
+    @property
+    def is_settled(self) -> bool:
+        return self.current == self.pending
+
+
+class ModeAnswer(Enum):
+    """Result of `GpuControl.request_mig_mode`. Except for ``DONE``, the mode stays pending."""
+
+    DONE = "done"
+    IN_USE = "a process has the GPU open"
+    NEEDS_RESET = "the GPU must be reset"
+    NEEDS_REBOOT = "this machine cannot reset the GPU: the node must be rebooted"
+
+
 class GpuControl(ComputeModes, Protocol):
     """Changes of a GPU. Thread-safe; the caller holds the GPU's lock. Methods raise DriverUnavailableError,
     DeviceLostError (the GPU does not answer) and NotPermittedError. Listings are read from the hardware, not cached."""
@@ -79,6 +101,13 @@ class GpuControl(ComputeModes, Protocol):
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         """Switch MIG mode; it is in effect on return, which may take seconds. GpuBusyError when a client has the GPU
         open, ResetRequiredError when it needs a reset; then no change stays pending."""
+
+    def mig_modes(self, gpu: GpuUuid) -> MigModes:
+        """Read MIG mode, also one that waits for a reset. Raises MigUnsupportedError."""
+
+    def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+        """As ``set_mig_mode``, but leave a mode pending that needs a reset, and revert a pending one when ``enabled``
+        is the current mode. GpuBusyError, with nothing pending, when instances exist."""
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         """Existing GPU instances by ``start``, incomplete ones too; () with MIG mode off. ``owned`` is always False."""

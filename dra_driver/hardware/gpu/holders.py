@@ -10,6 +10,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -38,6 +39,9 @@ ADVICE: Final = {
     "nvidia-device-p": "NVIDIA's device plugin must not run beside this driver",
     "nvidia-cuda-mps": "an MPS daemon that this driver did not start has to end",
 }
+
+RELEASED_BY_SMI: Final = frozenset({"nvidia-persiste", "nv-fabricmanage"})
+"""Programs for which nvidia-smi --gpu-reset cares itself (nvidia-smi(1)), by their names in the kernel."""
 
 
 class GpuHolder(Struct, frozen=True, kw_only=True):
@@ -87,27 +91,54 @@ def describe(found: Scan) -> str:
 class GpuHolders:
     """Thread-safe; keeps nothing between calls."""
 
-    def __init__(self, procs: Callable[[], Iterable[Path]], minor: Callable[[str], int | None]) -> None:
+    def __init__(
+        self,
+        procs: Callable[[], Iterable[Path]],
+        minor: Callable[[str], int | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         """``procs`` are candidates, best first: the first that lists a process is read. ``minor`` is that of a UUID."""
         self._procs = procs
         self._minor = minor
+        self._clock = clock
 
     def __call__(self, gpu: str) -> str | None:
         """The processes that have it open, as part of a message; None when /proc cannot be read. Never raises."""
         try:
-            minor = self._minor(gpu)
-            if minor is None:
-                return None
-            for proc in self._procs():
-                try:
-                    found = scan(proc, minor)
-                except OSError as error:
-                    log.debug("processes cannot be listed", extra={"proc": str(proc), "reason": str(error)})
-                    continue
-                if found.processes:
-                    return describe(found)
+            found = self._scan(gpu)
+            return None if found is None else describe(found)
         except Exception:  # the answer only completes the message of another error, which must not be lost
             log.exception("cannot find out who has the GPU open", extra={"gpu": gpu})
+        return None
+
+    def blocking(self, gpu: str) -> tuple[str, ...] | None:
+        """The processes that must close the GPU before a reset; None when not all processes can be listed."""
+        found = self._scan(gpu)
+        if found is None or not found.complete:
+            return None
+        return tuple(str(holder) for holder in found.holders if holder.name not in RELEASED_BY_SMI)
+
+    def is_running(self, name: str) -> bool | None:
+        """Return whether a process of that name runs on the node; None when the processes cannot be listed."""
+        for proc in self._procs():
+            with suppress(OSError):
+                names = {_name_or_none(proc / str(pid)) for pid in _pids(proc)}
+                if names - {None}:
+                    return name[:MAX_NAME] in names
+        return None
+
+    def _scan(self, gpu: str) -> Scan | None:
+        minor = self._minor(gpu)
+        if minor is None:
+            return None
+        for proc in self._procs():
+            try:
+                found = scan(proc, minor, clock=self._clock)
+            except OSError as error:
+                log.debug("processes cannot be listed", extra={"proc": str(proc), "reason": str(error)})
+                continue
+            if found.processes:
+                return found
         return None
 
 
@@ -158,3 +189,10 @@ def _name(process: Path) -> str:
     with (process / "comm").open("rb") as file:
         text = file.read(64).decode("ascii", "replace").rstrip("\n")
     return re.sub(r"[^\x20-\x7e]", "?", text)[:MAX_NAME] or "?"
+
+
+def _name_or_none(process: Path) -> str | None:
+    try:
+        return _name(process)
+    except OSError:
+        return None

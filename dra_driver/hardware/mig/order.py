@@ -47,3 +47,26 @@ def _size(profile: MigProfile) -> tuple[int, ...]:
         -profile.max_instances,
         profile.profile_id,
     )
+
+
+def fixed_placements(wanted: Sequence[MigProfile]) -> tuple[Placement, ...] | None:
+    """Places for all of ``wanted`` at once, which do not overlap; None when they do not fit. Larger ones come first, so
+    that small ones do not block their few places."""
+    if any(sum(other is profile for other in wanted) > profile.max_instances for profile in wanted):
+        return None
+    ordered = sorted(wanted, key=lambda profile: (-profile.memory_slices, profile.profile_id))
+
+    def search(left: Sequence[MigProfile], taken: frozenset[int]) -> tuple[Placement, ...] | None:
+        if not left:
+            return ()
+        first = left[0]
+        for start in sorted(first.starts):
+            covered = frozenset(range(start, start + first.memory_slices))
+            if covered & taken:
+                continue
+            rest = search(left[1:], taken | covered)
+            if rest is not None:
+                return ((first, start), *rest)
+        return None
+
+    return search(ordered, frozenset()) if wanted else None

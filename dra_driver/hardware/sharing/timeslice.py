@@ -8,20 +8,17 @@ NVML call exists.
 
 import logging
 import re
-from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Final
 
 from dra_driver.core.errors import CommandError, DraError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
-from dra_driver.hardware.driver_root import process, search
+from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode, ComputeModes, GpuNotes
 
 log = logging.getLogger(__name__)
 
-SMI: Final = "nvidia-smi"
 UNDO_S: Final = 5.0
 """Seconds that a failed call may take to restore the previous state, beyond the caller's own limit."""
 _UNSUPPORTED: Final = re.compile(r"not\s+(?:be\s+)?supported|unsupported", re.IGNORECASE)
@@ -48,51 +45,6 @@ def restore_compute_mode(control: ComputeModes, notes: GpuNotes, gpu: GpuUuid, e
     if control.compute_mode(gpu) is expected:
         control.set_compute_mode(gpu, ComputeMode.__members__.get(noted, ComputeMode.DEFAULT))
     notes.clear_gpu_note(gpu, COMPUTE_MODE)
-
-
-class Smi:
-    """The ``nvidia-smi`` below ``driver_root``, a path or a function that finds it. Stateless and thread-safe.
-    ``environment`` is added to PATH, LC_ALL and LD_PRELOAD: below another root it runs with this process's C library
-    and the root's NVML, its only dependency there."""
-
-    def __init__(
-        self, driver_root: str | Callable[[], str] = "/", *, environment: Mapping[str, str] = MappingProxyType({})
-    ) -> None:
-        self._given = driver_root or "/"
-        self._environment = dict(environment)
-
-    def find(self) -> str:
-        """Its path, searched at every call, because the driver may be replaced. Raises CommandError without one."""
-        return search.require_program(search.root_of(self._given, SMI), SMI, "utilities")
-
-    def run(self, arguments: Sequence[str], *, within_s: float) -> str:
-        """Run it for at most ``within_s`` and a second, and return its output. Raises CommandError unless it ends in
-        time with status 0. A killed run may have applied its change."""
-        command = f"{SMI} {' '.join(arguments)}"
-        try:
-            ended = process.run([self.find(), *arguments], environment=self._variables(), within_s=within_s)
-        except OSError as error:
-            raise CommandError(f"`{command}` cannot be started: {error.strerror}") from error
-        printed = process.shown(ended.output)
-        if ended.status is None:
-            stuck = "does not end even when killed" if ended.stuck else "was killed"
-            raise CommandError(
-                f"`{command}` did not end within {within_s:.1f} s and {stuck}; it printed: {printed}. The GPU or the"
-                " kernel driver may be stuck: look for NVRM and Xid lines in the node's kernel log",
-                reason="Timeout",
-            )
-        if ended.status != 0:
-            how = f"signal {-ended.status}" if ended.status < 0 else f"status {ended.status}"
-            raise CommandError(f"`{command}` ended with {how}, expected status 0; it printed: {printed}")
-        return ended.output
-
-    def _variables(self) -> dict[str, str]:
-        root = search.root_of(self._given, SMI)
-        variables = {"PATH": search.search_path(root), "LC_ALL": "C"}
-        library = None if search.is_own(root) else search.find_library(root)
-        if library is not None and not set(" :").intersection(library):  # separators of LD_PRELOAD
-            variables["LD_PRELOAD"] = library
-        return variables | self._environment
 
 
 class _NoTimeSlicesError(CommandError):

@@ -27,6 +27,7 @@ SUBCOMMANDS: Final = {
     "support-bundle": (f"{_HERE}.support_bundle", "write a support bundle for a bug report"),
     "drain": (f"{_HERE}.drain", "free a node's GPUs, or one, for maintenance"),
     "undrain": (f"{_HERE}.undrain", "undrain a node's GPUs"),
+    "gpu": (f"{_HERE}.gpu", "switch a GPU's MIG mode, or reset it"),
     "smoke": (f"{_HERE}.smoke", "test each kind of device with a pod"),
     "hardware-check": (f"{_HERE}.node_hardware_check", "compare a node's GPUs with the driver's assumptions"),
     "version": ("dra_driver.core.command_line.version", "print the version"),

@@ -1,7 +1,18 @@
-"""Free GPUs of a node for maintenance, and undrain them."""
+"""Free GPUs of a node for maintenance, undrain them, and request guarded operations of a free GPU."""
 
+from dra_driver.kubectl.drain.gpu_request import OperateOptions, operate
 from dra_driver.kubectl.drain.report import DrainReport, state_left, to_wire
 from dra_driver.kubectl.drain.run import DrainOptions, drain, undrain
 from dra_driver.kubectl.drain.view import wait_at_most
 
-__all__ = ["DrainOptions", "DrainReport", "drain", "state_left", "to_wire", "undrain", "wait_at_most"]
+__all__ = [
+    "DrainOptions",
+    "DrainReport",
+    "OperateOptions",
+    "drain",
+    "operate",
+    "state_left",
+    "to_wire",
+    "undrain",
+    "wait_at_most",
+]

@@ -19,7 +19,7 @@ class DrainReport(Struct, kw_only=True):
     ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
     """
 
-    command: Literal["drain", "undrain"]
+    command: Literal["drain", "undrain", "gpu"]
     node: str
     driver: str
     gpus: tuple[str, ...] = ()
@@ -46,7 +46,7 @@ def to_wire(report: DrainReport) -> dict[str, object]:
     state = ("node", "driver", "result", "message", "gpus", "annotation", "tainted", "free", "detached")
     return {
         "schemaVersion": 1,
-        "kind": "NodeDrain" if report.command == "drain" else "NodeUndrain",
+        "kind": {"drain": "NodeDrain", "undrain": "NodeUndrain", "gpu": "GpuOperation"}[report.command],
         **{name: getattr(report, name) for name in state},
         "holders": [
             {

@@ -46,7 +46,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
 def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
     """Fill ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
     report.only = options.gpus
-    run = _Drain(api, options, report, patience, say)
+    run = DrainRun(api, options, report, patience, say)
     run.mark()
     run.await_taint()
     run.await_free()
@@ -56,12 +56,14 @@ def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: D
     report.next_steps = tuple(_next_steps(options, report))
 
 
-class _Drain:
+class DrainRun:
+    """The steps of one drain; ``report`` is correct after each."""
+
     def __init__(
         self, api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say
     ) -> None:
         self._api, self._options, self._report, self._patience, self._say = api, options, report, patience, say
-        self._view = NodeView(api, options.node, options.driver)
+        self.view = NodeView(api, options.node, options.driver)
         self._gpus: tuple[GpuUuid, ...] | None = None  # None: all of the node
         self._asked_at: dict[str, float] = {}  # pod UID -> time of the next attempt
         self._shown: dict[str, str] = {}  # claim and device of a holder -> its line
@@ -73,7 +75,7 @@ class _Drain:
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
         node_metadata(self._api, node)  # before slices: fails if the node does not exist
-        published = self._view.gpus()
+        published = self.view.gpus()
         if self._options.gpus:
             self._gpus = selected(published, self._options.gpus)
         self._report.gpus = self._gpus or tuple(gpu.uuid for gpu in published)
@@ -82,7 +84,7 @@ class _Drain:
                 f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or not a GPU of this node. "
                 "Check the UUID"
             )
-        self._view.holders(self._gpus, published, force=self._options.force)  # fail early
+        self.view.holders(self._gpus, published, force=self._options.force)  # fail early
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (unchanged)'}")
@@ -117,7 +119,7 @@ class _Drain:
         self._say(f"node {node}: requested to detach from the NVIDIA driver ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(
-            lambda: self._view.said("DriverDetached", said), least_s=DETACH_S
+            lambda: self.view.said("DriverDetached", said), least_s=DETACH_S
         )
         if not self._report.detached:
             raise DrainFailedError(
@@ -129,14 +131,14 @@ class _Drain:
         self._say("detached: this driver does not use the NVIDIA driver")
 
     def _is_tainted(self) -> bool:
-        published = self._view.settled_gpus()
+        published = self.view.settled_gpus()
         if published is None:
             return False
         return all(gpu.drained for gpu in published if self._gpus is None or gpu.uuid in self._gpus)
 
     def _is_free(self) -> bool:
         """Return whether two polls in a row found no holders: the scheduler can allocate before it sees the taint."""
-        holders = self._view.holders(self._gpus, self._view.gpus(), force=self._options.force)
+        holders = self.view.holders(self._gpus, self.view.gpus(), force=self._options.force)
         self._show(holders)
         self._report.holders = holders
         held = [holder for holder in holders if holder.counts]

@@ -323,8 +323,13 @@ class NodeView:
 
     def said(self, reason: str, text: str) -> bool:
         """Return whether an event of the Node with this reason has the text."""
+        return self.message(reason, text) is not None
+
+    def message(self, reason: str, text: str) -> str | None:
+        """The message of an event of the Node with this reason and text; None without one."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"
-        return any(text in event.message for event in _read(_Event, self._items(paths.events("default"), selector)))
+        found = _read(_Event, self._items(paths.events("default"), selector))
+        return next((event.message for event in found if text in event.message), None)
 
     def _specs(self) -> list[SliceSpec]:
         selector = f"spec.driver={self._driver},spec.nodeName={self._node}"

@@ -406,6 +406,8 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
         spec["availability"] = "Hidden"
     elif draft.profiles is not None:
         spec["forms"] = {**({} if draft.whole else {"whole": False}), "migProfiles": list(draft.profiles)}
+        if not draft.whole:  # A100 and A30; newer GPUs switch without a reset
+            spec["mig"] = {"mode": "WhenFree"}
     if draft.strategy and not draft.hidden:
         equal = 2 <= draft.max_shares <= names.ALL_PERCENT
         spec["sharing"] = {

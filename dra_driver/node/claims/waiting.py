@@ -38,7 +38,8 @@ class PreparesPausedError(RetryableError):
 
 
 class PrepareGate:
-    """Pauses new prepares while this process detaches from the NVIDIA driver. Open at first. Thread-safe.
+    """Pauses new prepares while this process detaches from the NVIDIA driver, or an operation changes a GPU. Open at
+    first. Thread-safe.
 
     A claim that is already prepared is still answered, and an unprepare still runs. An attempt of a call counts as
     work, the pauses between its attempts do not.
@@ -46,27 +47,28 @@ class PrepareGate:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below
-        self._closed: str | None = None
+        self._reasons: dict[str, str] = {}
         self._working = 0
 
     @property
     def closed(self) -> str | None:
-        """The reason why new prepares are paused; None while they are not."""
-        return self._closed
-
-    def close(self, reason: str) -> None:
-        """Refuse new prepares with ``reason``, which replaces an earlier one."""
+        """A reason why new prepares are paused; None while they are not."""
         with self._changed:
-            self._closed = reason
+            return next(iter(self._reasons.values()), None)
 
-    def open(self) -> None:
-        """Accept new prepares again. Idempotent."""
+    def close(self, reason: str, *, by: str = "detach") -> None:
+        """Refuse new prepares with ``reason``, which replaces an earlier one of the same component ``by``."""
         with self._changed:
-            self._closed = None
+            self._reasons[by] = reason
+
+    def open(self, *, by: str = "detach") -> None:
+        """Withdraw the reason of ``by``. Without another one, new prepares are accepted again. Idempotent."""
+        with self._changed:
+            self._reasons.pop(by, None)
 
     def check(self, ref: ClaimRef) -> None:
         """Raise `PreparesPausedError` for a claim that would be prepared now. Called inside `work`."""
-        reason = self._closed
+        reason = self.closed
         if reason is not None:
             raise PreparesPausedError(f"claim {ref} is not prepared: {reason}; the kubelet tries again")
 

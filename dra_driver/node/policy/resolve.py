@@ -41,14 +41,18 @@ from dra_driver.core.model.terms import (
     Use,
 )
 from dra_driver.core.quantity import Quantity
+from dra_driver.hardware.mig.order import fixed_placements
 from dra_driver.kube.published import shareable_memory
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
-_SPEC = {"whole": "forms.whole", "mig_profiles": "forms.migProfiles"} | {
-    name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")
-}
+_SPEC = {
+    "whole": "forms.whole",
+    "mig_profiles": "forms.migProfiles",
+    "mig_layout": "mig.layout",
+    "mig_when_free": "mig.mode",
+} | {name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")}
 """Attributes of a policy that decide terms, and their fields in its spec."""
 
 
@@ -168,11 +172,33 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         policy=policy.name,
         whole=policy.whole,
         profiles=profiles,
+        layout=None if policy.mig_layout is None else _layout(policy, gpu),
+        mig_mode=not policy.whole if policy.mig_when_free and gpu.mig_capable else None,
         sharing=policy.sharing,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=attributes,
         health=policy.health,
         usage=policy.usage,
+    )
+
+
+def _layout(policy: GpuPolicy, gpu: Gpu) -> frozenset[tuple[int, int]]:
+    """The placements of the policy's layout on this GPU, none while NVML does not report its profiles (MIG mode off).
+    Raises ConfigurationError when they do not fit."""
+    if not gpu.mig_profiles and gpu.mig_capable and not gpu.mig_enabled:
+        return frozenset()
+    wanted = dict(policy.mig_layout or {})
+    known = {profile.name: profile for profile in gpu.mig_profiles}
+    unknown = [name for name in wanted if name not in known]
+    every = [] if unknown else [known[name] for name, count in wanted.items() for _ in range(count)]
+    found = fixed_placements(every)
+    if found is not None:
+        return frozenset((profile.profile_id, start) for profile, start in found)
+    text = ", ".join(f"{count} x {name}" for name, count in wanted.items())
+    why = f"it has no profile {', '.join(unknown)}" if unknown else "they do not fit on it together"
+    raise ConfigurationError(
+        f"policy {policy.name} divides {gpu.device_name} ({gpu.uuid}) into {text} (mig.layout), but {why}: its profiles"
+        f" are {', '.join(known) or 'none'}; change the layout, or select other GPUs"
     )
 
 

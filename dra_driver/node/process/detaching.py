@@ -196,6 +196,11 @@ class Detaching:
         return self._state.phase in (Phase.CLOSING, Phase.DETACHED)
 
     @property
+    def is_closed(self) -> bool:
+        """Return whether every handle is closed, also the usage exporter's."""
+        return self._state.phase is Phase.DETACHED
+
+    @property
     def detached(self) -> str | None:
         """The reason why the driver must not be used; None while it can be."""
         return self.problem if self.is_detached else None

@@ -24,12 +24,14 @@ from dra_driver.hardware.device_nodes.numbers import Majors, NodeNumbers, regist
 from dra_driver.hardware.device_nodes.reconciler import DeviceNodeReconciler, Problem, ProblemKind, WantedNode
 from dra_driver.hardware.device_nodes.tools import DriverTools, UvmModule
 from dra_driver.hardware.driver_root.search import Detector, RootSource
-from dra_driver.hardware.gpu.backend import MIG_MODE, Backend, GpuBackend, GpuNotes
+from dra_driver.hardware.driver_root.smi import Smi
+from dra_driver.hardware.gpu.backend import MIG_MODE, Backend, GpuBackend, GpuControl, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
 from dra_driver.hardware.gpu.nvml.listings import InstanceReader
+from dra_driver.hardware.gpu.reset import Reset, SmiReset, has_reset
 from dra_driver.hardware.mig.manager import CreationWatch, MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
-from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
+from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from dra_driver.node.claims import HardwareDependencies, Journal
 from dra_driver.node.process.usage_exporter import GpuChangeTracker, TrackedGpuControl
 
@@ -68,6 +70,24 @@ class Hardware(Struct, frozen=True, kw_only=True):
     procs: Callable[[], Iterable[Path]] = tuple
     faulty: "SimulatedBackend | None" = None
     changes: GpuChangeTracker | None = None
+    has_reset: Callable[[str], bool] = lambda _address: True
+
+    @property
+    def control(self) -> GpuControl:
+        return self.backend if self.changes is None else TrackedGpuControl(self.backend, self.changes)
+
+    @property
+    def reset(self) -> Reset:
+        return self.faulty.reset if self.faulty is not None else SmiReset(Smi(lambda: self.root().here("/")))
+
+    def holders(self, snapshot: Callable[[], Snapshot]) -> GpuHolders:
+        """The processes that have a GPU of the inventory open."""
+
+        def minor(uuid: str) -> int | None:
+            gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
+            return None if gpu is None else gpu.minor
+
+        return GpuHolders(self.procs, minor)
 
     def tools(
         self,
@@ -80,13 +100,8 @@ class Hardware(Struct, frozen=True, kw_only=True):
         """The tools with which ``node/claims/`` changes GPUs. ``mps`` is the directory shared with the MPS host;
         ``watch`` receives the partitions that a GPU in use refused."""
 
-        def minor(uuid: str) -> int | None:
-            gpu = snapshot().gpu_by_uuid(GpuUuid(uuid))
-            return None if gpu is None else gpu.minor
-
-        control = self.backend if self.changes is None else TrackedGpuControl(self.backend, self.changes)
         return HardwareDependencies(
-            mig=MigManager(control, notes, holders=GpuHolders(self.procs, minor), watch=watch),
+            mig=MigManager(self.control, notes, holders=self.holders(snapshot), watch=watch),
             slicer=TimeSlicer(Smi(self._root_in_use), self.backend, notes),
             mps=MpsClient(mps, self.backend, notes),
             changed=changed,
@@ -139,6 +154,7 @@ def choose(settings: NodeSettings, plugin_dir: Path, changes: GpuChangeTracker |
         has_tools=_is_kernels(settings),
         procs=partial(_procs, settings.host_root, root),
         changes=changes,
+        has_reset=has_reset("/sys"),
     )
 
 

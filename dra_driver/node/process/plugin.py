@@ -54,6 +54,7 @@ from dra_driver.node.process.detaching import FILE, DetachFile, Detaching, find_
 from dra_driver.node.process.endpoints import Endpoints, Probe, Registration, socket_problems
 from dra_driver.node.process.gpu_conditions import FabricWatch, PartitionWithholding
 from dra_driver.node.process.gpu_node import GpuNodeService
+from dra_driver.node.process.gpu_operations import open_operations
 from dra_driver.node.process.hardware import CHECK_EVERY_S, DeviceNodeReport, HostDeviceNodes, OwnedBackend
 from dra_driver.node.process.health_report import HealthStreams
 from dra_driver.node.process.health_service import HealthService
@@ -246,11 +247,29 @@ class NodeProcess:
         # 4. First read of the Node object and of the hardware, recovery
         file = DetachFile(plugin_dir / FILE)
         publishes = threading.Event()
+        operations = open_operations(
+            found,
+            claims,
+            inventory,
+            gate,
+            folder=plugin_dir,
+            node=own_node.current,
+            terms=lambda: terms.current(),  # noqa: PLW0108 - made above, resolved later
+            detaching=lambda: detaching,
+            exporter=changes.exporter if settings.usage else None,
+            repaired=lambda gpus: health.monitor.undrained(gpus) if health is not None else None,  # made below
+            changed=publish,
+            published=lambda: not publishes.is_set() or publisher.published,
+            tell=tell,
+        )
+        operations.load()
+        own_node.subscribe(operations.worker.wake)
+        claim_released.add(operations.worker.wake)
         detaching = Detaching(
             found.backend,
             inventory,
             gate,
-            find=lambda: find_request(own_node.current(), file.read(), file.path),
+            find=lambda: find_request(own_node.current(), file.read(), file.path) or operations.detach_request,
             prepared=journal.count_claims,
             changed=publish,
             published=lambda: not publishes.is_set() or publisher.published,
@@ -347,7 +366,7 @@ class NodeProcess:
             on_undrain=health.monitor.undrained if health is not None else lambda _: None,
         )
         conditions = [health.amend] if health is not None else []
-        amendments = [withholding.amend, fabric.amend, *conditions, node.amend, taint.amend]
+        amendments = [withholding.amend, fabric.amend, *conditions, node.amend, operations.amend, taint.amend]
         published = InventoryPublisher(
             inventory,
             provider,
@@ -424,6 +443,7 @@ class NodeProcess:
         )
         yield Component(part=storage, problem=lambda: storage.problem)
         yield _threaded(detaching, detaching.worker, problem=lambda: detaching.problem)
+        yield _threaded(operations, operations.worker, remarks=lambda: operations.remarks)
 
         def report_conditions() -> None:
             """Record events for withheld or tainted GPUs."""

@@ -34,7 +34,7 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
-from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl
+from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl, MigModes, ModeAnswer
 from dra_driver.node.claims import AssignedDevice, Entry
 
 log = logging.getLogger(__name__)
@@ -183,6 +183,13 @@ class TrackedGpuControl:
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         with self._tracker.during(gpu), self._tracker.exporter.acquired():
             self._control.set_mig_mode(gpu, enabled)
+
+    def mig_modes(self, gpu: GpuUuid) -> MigModes:
+        return self._control.mig_modes(gpu)
+
+    def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+        with self._tracker.during(gpu), self._tracker.exporter.acquired():
+            return self._control.request_mig_mode(gpu, enabled)
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         return self._control.mig_instances(gpu)

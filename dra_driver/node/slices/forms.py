@@ -165,8 +165,8 @@ def _why_nothing(gpu: Gpu, terms: GpuTerms, allowed: Sequence[Placement]) -> str
         return f"{nothing} MIG instances of another manager take their place"
     if gpu.mig_profiles and not (gpu.mig_enabled or gpu.mig_resetless):
         return (
-            f"{nothing} its MIG mode is off, and switching it on takes a reset of the GPU: an administrator can do it "
-            f"while this driver is detached from the GPUs (nvidia-smi -i {gpu.uuid} -mig 1)"
+            f"{nothing} its MIG mode is off, and switching it on takes a reset of the GPU: run kubectl dra gpu "
+            f"mig-mode NODE/{gpu.device_name} on, or set mig.mode: WhenFree in the policy"
         )
     has = ", ".join(profile.name for profile in gpu.mig_profiles) or "none"
     return f"{nothing} no MIG profile that it has; it has {has}"

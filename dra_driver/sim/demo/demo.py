@@ -12,7 +12,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, utc_now
 from dra_driver.sim.apiserver.kinds import NODES, RESOURCE_SLICES
 from dra_driver.sim.cluster import DRIVER, Cluster
-from dra_driver.sim.demo import commands, forms, health, shares
+from dra_driver.sim.demo import commands, forms, health, sevenths, shares
 from dra_driver.sim.demo.chapter import Say, columns, table
 from dra_driver.sim.demo.policies import PolicyChapter
 from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples
@@ -65,10 +65,12 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         transformed = forms.run(pool.cluster(one_h100), say)
         one_t4 = Requirements(nodes=tuple(shares.NODES.items()), policies=(root / shares.POLICY,))
         shared = shares.run(pool.cluster(one_t4), say)
+        one_a100 = Requirements(nodes=tuple(sevenths.NODES.items()))
+        divided = sevenths.run(pool.cluster(one_a100), root / sevenths.POLICY, say)
         usage.ended()
     good, count = sum(result.problem is None for result in results) + ruled, len(results) + 1  # the policy counts
     say(f"\n{good} of {count} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == count and moved and explained and healed and transformed and shared and not usage.problem
+    return good == count and moved and explained and healed and transformed and shared and divided and not usage.problem
 
 
 def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tuple[list[ExampleResult], bool]:

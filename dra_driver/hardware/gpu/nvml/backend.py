@@ -22,7 +22,7 @@ from dra_driver.core.model.health import HealthEvent, HealthReading
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.driver_root.search import find_library
-from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
+from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.nvml import control
 from dra_driver.hardware.gpu.nvml.call_locks import Patience
 from dra_driver.hardware.gpu.nvml.errors import optional
@@ -247,6 +247,25 @@ class NvmlBackend:
             self._health_events.renew()
             self._await_mode(known, gpu, enabled)
 
+    def mig_modes(self, gpu: GpuUuid) -> MigModes:
+        with self._handle(gpu) as (_, handle):
+            return control.mig_modes(handle, gpu)
+
+    def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+        """See ``GpuControl.request_mig_mode``. A success without effect is `ModeAnswer.NEEDS_RESET`."""
+        with self._events.paused(), self._health_events.paused(), self._changes(gpu) as (known, handle):
+            modes = control.mig_modes(handle, gpu)
+            if modes == MigModes(current=enabled, pending=enabled):
+                return ModeAnswer.DONE
+            instances = read_instances(handle, self._node.facts(known, gpu, handle)) if modes.current else ()
+            self._health.mig_changes(gpu)
+            answer = control.request_mig_mode(handle, gpu, enabled, instances if modes.current != enabled else ())
+            self._events.renew()
+            self._health_events.renew()
+            if answer is not ModeAnswer.DONE:
+                return answer
+            return self._await_answer(known, gpu, enabled)
+
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         with self._handle(gpu) as (known, handle):
             self.listings.asked(known.generation)
@@ -303,6 +322,20 @@ class NvmlBackend:
             finally:
                 self.listings.changed(gpu)
 
+    def _await_answer(self, known: Known, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+        deadline = time.monotonic() + MODE_TIMEOUT_S
+        while True:
+            try:
+                modes = control.mig_modes(self._node.find(known, gpu), gpu)
+                if modes.current == enabled or not modes.is_settled:
+                    return ModeAnswer.DONE if modes.current == enabled else ModeAnswer.NEEDS_RESET
+            except DeviceLostError:  # being bound again
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                return ModeAnswer.NEEDS_RESET
+            time.sleep(MODE_PAUSE_S)
+
     def _await_mode(self, known: Known, gpu: GpuUuid, enabled: bool) -> None:
         deadline = time.monotonic() + MODE_TIMEOUT_S
         while True:
@@ -312,9 +345,8 @@ class NvmlBackend:
                     return
                 if control.revert_pending_mode(handle):
                     raise ResetRequiredError(
-                        f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it needs a GPU "
-                        "reset, and was reverted; drain the node, detach this driver (kubectl annotate node NODE "
-                        "gpu.dra-driver.io/detach=reset), use nvidia-smi -mig and --gpu-reset, then remove it again"
+                        f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'} failed: it needs a GPU reset, "
+                        f"and was reverted; run kubectl dra gpu mig-mode NODE/GPU {'on' if enabled else 'off'}"
                     )
             except DeviceLostError:  # being bound again
                 if time.monotonic() > deadline:

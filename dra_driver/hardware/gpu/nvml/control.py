@@ -8,7 +8,7 @@ code for "taken" and "exists already"), nvmlGpuInstanceCreateComputeInstance, nv
 import contextlib
 import ctypes
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 import pynvml
 
@@ -22,7 +22,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
-from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.backend import ComputeMode, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE, change, optional, refusal, required
 from dra_driver.hardware.gpu.nvml.mig import (
     ComputeProfile,
@@ -49,13 +49,7 @@ def mig_mode(handle: Handle, gpu: GpuUuid) -> bool:
 
 def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> None:
     """Request the mode. After a refusal no change stays pending. Then ``handle`` is invalid; check the mode."""
-    word = "on" if enabled else "off"
-    doing = f"switching MIG mode of GPU {gpu} {word}"
-    if instances:  # nvml.h does not say whether NVML refuses or destroys them
-        raise GpuBusyError(
-            f"{doing} failed: {len(instances)} GPU instances exist ({_listed(instances)}); "
-            "destroy them first, with nvidia-smi mig -dci and -dgi if they are not this driver's"
-        )
+    doing = _switching(gpu, enabled, instances)
     try:
         status = change(doing, pynvml.nvmlDeviceSetMigMode, handle, int(enabled))
         if status != 0:
@@ -64,6 +58,42 @@ def set_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[M
     except HardwareError:
         revert_pending_mode(handle)
         raise
+
+
+_ANSWERS: Final = {
+    0: ModeAnswer.DONE,
+    pynvml.NVML_ERROR_IN_USE: ModeAnswer.IN_USE,
+    pynvml.NVML_ERROR_RESET_REQUIRED: ModeAnswer.NEEDS_RESET,
+    pynvml.NVML_ERROR_NOT_SUPPORTED: ModeAnswer.NEEDS_REBOOT,
+}
+"""By activation status (nvml.h, nvmlDeviceSetMigMode)."""
+
+
+def mig_modes(handle: Handle, gpu: GpuUuid) -> MigModes:
+    mig_mode(handle, gpu)  # raises for a GPU without MIG
+    current, pending = required(pynvml.nvmlDeviceGetMigMode, handle)
+    return MigModes(current=bool(current), pending=bool(pending))
+
+
+def request_mig_mode(handle: Handle, gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> ModeAnswer:
+    """See ``GpuControl.request_mig_mode``. ``handle`` may be invalid afterwards."""
+    doing = _switching(gpu, enabled, instances)
+    status = change(doing, pynvml.nvmlDeviceSetMigMode, handle, int(enabled))
+    answer = _ANSWERS.get(status)
+    if answer is None:
+        revert_pending_mode(handle)
+        raise refusal(doing, "nvmlDeviceSetMigMode", status, f"activation status {status}")
+    return answer
+
+
+def _switching(gpu: GpuUuid, enabled: bool, instances: tuple[MigInstance, ...]) -> str:
+    doing = f"switching MIG mode of GPU {gpu} {'on' if enabled else 'off'}"
+    if instances:  # nvml.h does not say whether NVML refuses or destroys them
+        raise GpuBusyError(
+            f"{doing} failed: {len(instances)} GPU instances exist ({_listed(instances)}); "
+            "destroy them first, with nvidia-smi mig -dci and -dgi if they are not this driver's"
+        )
+    return doing
 
 
 def revert_pending_mode(handle: Handle) -> bool:

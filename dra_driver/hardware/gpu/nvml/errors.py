@@ -52,11 +52,7 @@ DRIVER_TROUBLE = {
         "library and kernel module are of different releases: finish the driver upgrade, or reboot the node"
     ),
 }
-# A reset is refused while any process has the GPU open, and this one has, unless it is detached.
-RESET_ADVICE: Final = (
-    "drain the node, detach this driver (kubectl annotate node NODE gpu.dra-driver.io/detach=reset), then nvidia-smi "
-    "--gpu-reset, and remove the annotation"
-)
+RESET_ADVICE: Final = "reset it with kubectl dra gpu reset NODE/GPU"
 # One GPU fails. The text is what to do next.
 GPU_TROUBLE = {
     pynvml.NVML_ERROR_GPU_IS_LOST: "it fell off the bus: see XID messages in the kernel log, then reset it or reboot",

@@ -267,7 +267,15 @@ class HealthLooks:
         if reason is not None:
             problem = found[1] if found is not None else None
             passing = isinstance(problem, DeviceLostError) and is_passing(problem)
-            return HealthReading(gpu_uuid=uuid, unreachable=reason, hangs=hangs, passing=passing, on_bus=on_bus)
+            code = getattr(problem.__cause__, "value", None) if isinstance(problem, DeviceLostError) else None
+            return HealthReading(
+                gpu_uuid=uuid,
+                unreachable=reason,
+                hangs=hangs,
+                passing=passing,
+                needs_reset=code == pynvml.NVML_ERROR_RESET_REQUIRED,
+                on_bus=on_bus,
+            )
         vitals = seen.vitals
         pending, failed = vitals.rows or (None, None)
         answered, action = found is not None and found[1] is None, vitals.recovery_action

@@ -12,16 +12,17 @@ from typing import Self
 
 from msgspec.structs import replace
 
+from dra_driver.core.errors import CommandError, GpuBusyError
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.health import HealthEvent, HealthReading
 from dra_driver.core.model.ids import DeviceName, GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance, partition_name
-from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode
+from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S, ComputeMode, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.simulated import faults
 from dra_driver.hardware.gpu.simulated import mig as rules
 from dra_driver.hardware.gpu.simulated.faults import FailureMode, GpuFault
-from dra_driver.hardware.gpu.simulated.hardware import SimulatedHardware
+from dra_driver.hardware.gpu.simulated.hardware import SimulatedHardware, is_open, raise_fault
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, SimulatedGpu, parse_groups
 from dra_driver.hardware.gpu.simulated.state import Changes
 
@@ -205,6 +206,28 @@ class SimulatedBackend(SimulatedHealth):
 
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         self._change("set_mig_mode", gpu, lambda found, state: (rules.set_mode(found, state, enabled), None))
+
+    def mig_modes(self, gpu: GpuUuid) -> MigModes:
+        return self._read("mig_modes", gpu, rules.mig_modes)
+
+    def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+        return self._change("request_mig_mode", gpu, lambda found, state: rules.request_mode(found, state, enabled))
+
+    def reset(self, gpu: GpuUuid, within_s: float) -> None:
+        """See ``reset.Reset``: what ``nvidia-smi --gpu-reset`` does, also while this process is detached. Faults of
+        method ``reset`` apply; one that waits longer than ``within_s`` ends it with the error of a timeout."""
+        fault = self._strike("reset", gpu)
+        if fault is not None and fault.delay_s > within_s:
+            self._sleep(within_s)
+            raise CommandError(f"the reset of {gpu} did not end within {within_s:.0f} s", reason="Timeout")
+        if fault is not None and not fault.after:
+            raise_fault(fault)
+        if self._store.file is not None and is_open(self._store.file):
+            raise GpuBusyError(f"{gpu} cannot be reset: in use by another client")
+        self._change(None, gpu, lambda found, state: (rules.reset(found, state), None))
+        self._edit(lambda injected: tuple(one for one in injected if one.gpu != gpu or not one.ends_with_reset))
+        if fault is not None:
+            raise_fault(fault)
 
     def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
         return self._read("mig_instances", gpu, rules.instances)

@@ -144,6 +144,16 @@ class GpuFault(Struct, frozen=True, kw_only=True):
     gi_id: int | None = None
     source: str = ""
 
+    @property
+    def ends_with_reset(self) -> bool:
+        """Return whether a reset of the GPU repairs it."""
+        kind, value = self.fault.kind, self.fault.value
+        if kind is FaultKind.RECOVERY_ACTION:
+            return value in (RecoveryAction.GPU_RESET, RecoveryAction.DRAIN_AND_RESET)
+        if kind is FaultKind.ROW_REMAP:
+            return value == "pending"
+        return kind in (FaultKind.XID, FaultKind.ECC) and value != str(OFF_THE_BUS)
+
 
 class GpuHealth(Struct, frozen=True, kw_only=True):
     """``recovery_action`` is None while an instance is unhealthy: NVML's "none" would report recovery."""

@@ -173,13 +173,13 @@ class SimulatedHardware:
             if fault is not None:
                 self._sleep(min(fault.delay_s, MAX_DELAY_S))  # outside the lock, so that other calls continue
                 if not fault.after:
-                    _raise(fault)
+                    raise_fault(fault)
             if gpu is not None:
                 faults.meet_failure_modes(method, gpu, lambda: self.troubles(gpu), self._sleep)
             with self._lock:
                 answer = work()
             if fault is not None:
-                _raise(fault)
+                raise_fault(fault)
             return answer
 
     def troubles(self, gpu: GpuUuid) -> frozenset[FailureMode]:
@@ -309,7 +309,7 @@ class SimulatedHardware:
         self._stamp = stamp
 
 
-def _raise(fault: Fault) -> None:
+def raise_fault(fault: Fault) -> None:
     if fault.error is None:
         return
     kind = getattr(errors, fault.error, None)

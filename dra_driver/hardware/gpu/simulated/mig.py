@@ -22,7 +22,7 @@ from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid, MigUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance, MigProfile
-from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.backend import ComputeMode, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.simulated.faults import FailureMode
 
 ENGINES = ("copy_engines", "decoders", "encoders", "jpeg_engines", "ofa_engines")
@@ -50,6 +50,7 @@ class GpuState(Struct, frozen=True, kw_only=True, rename="camel"):
 
     described: str | None = None
     mig_mode: bool
+    mig_pending: bool | None = None
     compute_mode: ComputeMode = ComputeMode.DEFAULT
     busy: str | None = None
     busy_on_create: str | None = None
@@ -139,6 +140,35 @@ def set_mode(gpu: Gpu, state: GpuState, enabled: bool, *, by_reset: bool = False
     if not gpu.mig_resetless and not by_reset:
         raise ResetRequiredError(f"switching MIG mode {word} on {gpu.uuid} requires a GPU reset")
     return replace(state, mig_mode=enabled, compute_mode=ComputeMode.DEFAULT if enabled else state.compute_mode)
+
+
+def mig_modes(gpu: Gpu, state: GpuState) -> MigModes:
+    require_mig(gpu)
+    pending = state.mig_mode if state.mig_pending is None else state.mig_pending
+    return MigModes(current=state.mig_mode, pending=pending)
+
+
+def request_mode(gpu: Gpu, state: GpuState, enabled: bool) -> tuple[GpuState, ModeAnswer]:
+    """Switch MIG mode, or leave it pending."""
+    if enabled == state.mig_mode:
+        return replace(state, mig_pending=None), ModeAnswer.DONE
+    if state.instances:
+        set_mode(gpu, replace(state, busy=None), enabled)  # raises
+    require_mig(gpu)
+    if state.busy is None and gpu.mig_resetless:
+        return replace(set_mode(gpu, state, enabled), mig_pending=None), ModeAnswer.DONE
+    answer = ModeAnswer.IN_USE if state.busy is not None else ModeAnswer.NEEDS_RESET
+    return replace(state, mig_pending=enabled), answer
+
+
+def reset(gpu: Gpu, state: GpuState) -> GpuState:
+    """Reset the GPU: it removes instances and applies a pending mode. GpuBusyError while it is in use."""
+    if state.busy is not None:
+        raise GpuBusyError(f"{gpu.uuid} cannot be reset: in use by {state.busy}")
+    state = replace(state, instances=(), compute_mode=ComputeMode.DEFAULT)
+    if state.mig_pending is not None:
+        state = replace(set_mode(gpu, state, state.mig_pending, by_reset=True), mig_pending=None)
+    return state
 
 
 def add_instance(gpu: Gpu, state: GpuState, profile_id: int, start: int) -> tuple[GpuState, int]:

@@ -65,6 +65,8 @@ class ClaimService:
         self._outdated_files = OutdatedFiles(deps)
         self._file_problems: tuple[str, ...] = ()
         self._orphan_problems: tuple[str, ...] = ()
+        self.gpu_locks = deps.gpu_locks
+        """Excludes other changes of a GPU, in all processes."""
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None

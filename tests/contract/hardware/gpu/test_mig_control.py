@@ -10,7 +10,7 @@ from dra_driver.core.errors import DeviceLostError, GpuBusyError, MigUnsupported
 from dra_driver.core.model.gpu import NO_LINKS, Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance
-from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend
+from dra_driver.hardware.gpu.backend import ComputeMode, GpuBackend, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from tests.contract.hardware.gpu.conftest import Opened
 from tests.fakes.nvml.state import State
@@ -352,3 +352,29 @@ def test_both_backends_number_and_name_the_same_partitions_alike(
         profile_id = next(p.profile_id for p in gpu.mig_profiles if p.memory_slices == 1)
         assert make(nvml, gpu.uuid, profile_id, start) == make(simulated, gpu.uuid, profile_id, start)
     assert unlinked(simulated.snapshot()) == nvml.snapshot()
+
+
+def test_a_requested_mode_is_set_or_stays_pending(backend: GpuBackend, player: Player) -> None:
+    """A guarded operation continues what stays pending; it is written back with the present mode."""
+    h100, a100 = player.uuids[H100], player.uuids[A100]
+    assert backend.request_mig_mode(h100, True) is ModeAnswer.DONE
+    assert backend.mig_modes(h100) == MigModes(current=True, pending=True)
+    assert backend.request_mig_mode(h100, True) is ModeAnswer.DONE
+    assert backend.request_mig_mode(a100, True) is ModeAnswer.NEEDS_RESET
+    assert backend.mig_modes(a100) == MigModes(current=False, pending=True)
+    assert not backend.mig_mode(a100)
+    backend.request_mig_mode(a100, False)
+    assert backend.mig_modes(a100).is_settled
+    player.set_busy(A100, True)
+    assert backend.request_mig_mode(a100, True) is ModeAnswer.IN_USE
+    assert backend.mig_modes(a100) == MigModes(current=False, pending=True)
+
+
+def test_no_mode_is_requested_beside_instances_or_without_mig(backend: GpuBackend, player: Player) -> None:
+    player.create(A100_ON, 19, 0)
+    with pytest.raises(GpuBusyError):
+        backend.request_mig_mode(player.uuids[A100_ON], False)
+    assert backend.mig_modes(player.uuids[A100_ON]) == MigModes(current=True, pending=True)
+    for call in (backend.mig_modes, lambda gpu: backend.request_mig_mode(gpu, True)):
+        with pytest.raises(MigUnsupportedError):
+            call(player.uuids[L4])

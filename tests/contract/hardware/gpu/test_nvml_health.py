@@ -282,8 +282,14 @@ def test_a_gpu_that_needs_a_reset_is_unreachable_with_the_next_step(patient: Pat
     """NVML refuses every call then."""
     patient.reading()
     state.inject("nvmlDeviceGetUUID", codes.RESET_REQUIRED, device=0)
-    assert "nvidia-smi --gpu-reset" in (patient.reading().unreachable or "")
-    assert not patient.reading().passing
+    assert "kubectl dra gpu reset" in (patient.reading().unreachable or "")
+    assert (patient.reading().passing, patient.reading().needs_reset) == (False, True)
+
+
+def test_a_lost_gpu_needs_no_reset_but_a_reboot(patient: Patient, state: State) -> None:
+    patient.reading()
+    state.inject("nvmlDeviceGetUUID", codes.GPU_IS_LOST, device=0)
+    assert not patient.reading().needs_reset
 
 
 def test_a_gpu_that_hangs_is_told_as_such_and_the_others_are_read(impatient: NvmlBackend, state: State) -> None:

@@ -19,7 +19,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.hardware.gpu.backend import ComputeMode
+from dra_driver.hardware.gpu.backend import ComputeMode, MigModes, ModeAnswer
 from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_document
@@ -239,6 +239,32 @@ def test_a_change_that_an_administrator_left_pending_is_not_reverted(
     state.configure(0, mig_pending=1)
     nvml.set_mig_mode(uuid, False)
     assert state.modes(0) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer"),
+    [
+        (codes.IN_USE, ModeAnswer.IN_USE),
+        (codes.RESET_REQUIRED, ModeAnswer.NEEDS_RESET),
+        (codes.NOT_SUPPORTED, ModeAnswer.NEEDS_REBOOT),
+        (codes.PRETEND, ModeAnswer.NEEDS_RESET),
+    ],
+)
+def test_each_activation_status_of_a_requested_mode(
+    nvml: NvmlBackend, state: State, uuid: GpuUuid, status: int, answer: ModeAnswer
+) -> None:
+    """nvmlDeviceSetMigMode returns success for each of them (nvml.h)."""
+    state.configure(0, mode_status=status)
+    assert nvml.request_mig_mode(uuid, True) is answer
+    assert nvml.mig_modes(uuid) == MigModes(current=False, pending=True)
+
+
+def test_an_unknown_activation_status_leaves_nothing_pending(nvml: NvmlBackend, state: State, uuid: GpuUuid) -> None:
+    state.configure(0, mode_status=codes.UNKNOWN)
+    with pytest.raises(DeviceLostError, match="activation status 999"):
+        nvml.request_mig_mode(uuid, True)
+    state.configure(0, mode_status=0)
+    assert nvml.mig_modes(uuid).is_settled
 
 
 CHANGES: dict[str, Callable[[NvmlBackend, GpuUuid], object]] = {

@@ -459,7 +459,7 @@ def test_a_call_that_fails_makes_its_own_value_unknown(look: Look, write: Write,
         changed = {name for name in GpuUsage.__struct_fields__ if getattr(found, name) != getattr(known, name)}
         assert changed == values, function
     state.inject("nvmlDeviceGetPowerUsage", codes.RESET_REQUIRED)
-    assert "drain the node" in str(look(CARD).unreadable)
+    assert "kubectl dra gpu reset" in str(look(CARD).unreadable)
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,11 @@ import pytest
 
 from dra_driver.core.errors import MpsUnavailableError
 from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated import root as simulated_root
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
-from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer
+from dra_driver.hardware.sharing.timeslice import TimeSlicer
 from tests.contract.hardware.sharing.conftest import DRIVER, Node, until
 from tests.harness.raising import fails
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigProfile, PartitionId
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.hardware.mig.manager import (
     LIMIT,
     NO_REFUSALS,
@@ -20,7 +21,7 @@ from dra_driver.hardware.mig.manager import (
     after_refusal,
     at,
 )
-from dra_driver.hardware.mig.order import placement_order
+from dra_driver.hardware.mig.order import fixed_placements, placement_order
 from dra_driver.node.slices import Built
 from tests.bench.packing import KINDS, Board, Node, Request, measure, name_order, sequence
 from tests.fakes.published import Scheduler, built, partition, published
@@ -268,3 +269,18 @@ def test_model_and_allocator_agree(model: str, order: str) -> None:
         assert device.endswith(f"-{profile.profile_id}-{start}")
         placed[number] = (label, expected)
     assert refused > 5
+
+
+def test_a_fixed_layout_has_a_place_for_each_partition_or_none() -> None:
+    (item,) = parse_groups("1xa100-sxm4-40gb", "node-a").gpus
+    profiles = {profile.name: profile for profile in item.gpu.mig_profiles}
+    sevenths = fixed_placements([profiles["1g.5gb"]] * 7)
+    assert sevenths is not None
+    assert [start for _, start in sevenths] == list(range(7))
+    mixed = fixed_placements([profiles["1g.5gb"], profiles["2g.10gb"], profiles["3g.20gb"]])
+    assert mixed is not None
+    covered = [index for profile, start in mixed for index in range(start, start + profile.memory_slices)]
+    assert len(covered) == len(set(covered))
+    assert fixed_placements([profiles["1g.5gb"]] * 8) is None
+    assert fixed_placements([profiles["4g.20gb"], profiles["3g.20gb"], profiles["1g.5gb"]]) is None
+    assert fixed_placements([]) is None

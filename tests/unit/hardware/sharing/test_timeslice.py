@@ -8,8 +8,9 @@ import pytest
 from dra_driver.core.errors import CommandError, DeviceLostError, StorageError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Interval
+from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.backend import COMPUTE_MODE, TIME_SLICE, ComputeMode
-from dra_driver.hardware.sharing.timeslice import Smi, TimeSlicer, restore_compute_mode, set_compute_mode
+from dra_driver.hardware.sharing.timeslice import TimeSlicer, restore_compute_mode, set_compute_mode
 from tests.fakes.driver_root import FakeDriverRoot
 from tests.fakes.fuse import Killed
 from tests.fakes.sharing import FakeControl, FakeGpuNotes, Mortality, MortalNotes

@@ -26,7 +26,7 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, lis
 def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
     assert status == 0
-    assert lines[0] == "8 policies, no problems"
+    assert lines[0] == "9 policies, no problems"
     assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
 
 
@@ -168,10 +168,10 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
 def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
     """A missing field would be absent from the output."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]
-    below = {f"{name}.{inner}" for name in ("forms", "sharing", "health") for inner in spec[name]["fields"]}
+    below = {f"{name}.{inner}" for name in ("forms", "mig", "sharing", "health") for inner in spec[name]["fields"]}
     usage = spec["usage"]["fields"]
     below |= {f"usage.{name}.{inner}" for name in usage for inner in usage[name]["fields"]}
-    direct = {name for name in spec if name not in {"forms", "sharing", "health", "usage", "select", "priority"}}
+    direct = {name for name in spec if name not in {"forms", "mig", "sharing", "health", "usage", "select", "priority"}}
     assert set(SPEC_FIELDS) == below | direct
 
 

@@ -1,11 +1,12 @@
 """A cluster of one node for drains: API server responses, and a node process that taints immediately."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError, ServerBusyError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, DRAINED_TAINT, DrainRequest, clean
+from dra_driver.core.model.gpu_operation import OPERATION_ANNOTATION, requests_of
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube import paths
 from tests.fakes import dra_objects
@@ -57,6 +58,7 @@ class FakeApi:
     budgets: dict[str, KubernetesApiError] = field(default_factory=dict)
     failures: list[KubernetesApiError] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
+    operation: str | None = None  # the node's answer to a requested operation: done, or the reason of its failure
 
     def get(self, path: str) -> Wire:
         if path != paths.node(NODE):
@@ -74,10 +76,18 @@ class FakeApi:
             assert query == {"fieldSelector": f"spec.nodeName={NODE}"}
             return {"items": self.pods}
         assert path == paths.events("default")
+        if query is not None and "GpuOperation" in query["fieldSelector"]:
+            return {"items": self._answers(query["fieldSelector"])}
         reason = self.annotations.get(DETACH_ANNOTATION)
         said = f"detached from the NVIDIA driver (annotation of node {NODE}: {clean(reason or '')})"
         ours = [{"message": said}] if reason is not None and not self.is_silent else []
         return {"items": [*self.events, *ours]}
+
+    def _answers(self, selector: str) -> Sequence[Wire]:
+        if self.operation is None or selector.endswith("Done") is not (self.operation == "done"):
+            return []
+        asked = requests_of(self.annotations.get(OPERATION_ANNOTATION))[0]
+        return [{"message": f"{one.operation} (request {one.number}): {self.operation}"} for one in asked]
 
     def create(self, path: str, body: Mapping[str, Any]) -> Wire:
         if path.endswith("/selfsubjectaccessreviews"):

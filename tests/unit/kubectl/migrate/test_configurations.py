@@ -128,6 +128,7 @@ def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
     found = migrated(layout("half", entry))
     spec = policy(found, "mig-half")
     assert spec["forms"] == {"whole": False, "migProfiles": ["1g.10gb", "3g.40gb"]}
+    assert spec["mig"] == {"mode": "WhenFree"}, "A100 and A30 need a reset for it"
     assert spec["select"]["minors"] == [4, 5]
     assert spec["select"]["productNames"] == ["NVIDIA H100 80GB HBM3"]
     assert [each["metadata"]["name"] for each in found.classes] == ["mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"]

@@ -1,4 +1,4 @@
-"""Which policy counts for which GPU, and what it comes to."""
+"""The policy that applies to each GPU, and its terms."""
 
 from typing import Any
 
@@ -304,3 +304,41 @@ def test_the_newest_reserve_applies_to_a_shared_gpu_at_once() -> None:
     )
     assert found.sharing is not None
     assert (found.sharing.reserved_bytes, found.sharing.interval) == (2 * 2**30, Interval.DEFAULT)
+
+
+def test_a_layout_names_the_only_placements_of_a_gpu() -> None:
+    spec: dict[str, Any] = {"forms": {"whole": False}, "mig": {"layout": [{"profile": "1g.10gb", "count": 3}]}}
+    terms = terms_of(resolve([policy(**spec)], node(1), (), NODE), uuid(0))
+    assert terms.layout == frozenset({(ONE_G, 0), (ONE_G, 1), (ONE_G, 2)})
+    allowed = [start for start in range(7) if terms.allows(PartitionId(uuid(0), ONE_G, start))]
+    assert allowed == [0, 1, 2]
+    assert not terms.allows(PartitionId(uuid(0), THREE_G, 0))
+    kept = replace(terms, kept=frozenset({PartitionId(uuid(0), THREE_G, 4)}))
+    assert kept.allows(PartitionId(uuid(0), THREE_G, 4)), "a partition in use stays"
+
+
+@pytest.mark.parametrize(
+    ("profile", "count", "why"),
+    [("1g.10gb", 8, "do not fit"), ("3g.40gb", 3, "do not fit"), ("2g.20gb", 1, "has no profile 2g.20gb")],
+)
+def test_a_layout_that_does_not_fit_the_gpu_is_refused(profile: str, count: int, why: str) -> None:
+    spec: dict[str, Any] = {"forms": {"whole": False}, "mig": {"layout": [{"profile": profile, "count": count}]}}
+    with pytest.raises(ConfigurationError, match=rf"{count} x {profile} \(mig.layout\), but .*{why}"):
+        resolve([policy(**spec)], node(1), (), NODE)
+
+
+def test_layout_waits_for_profiles_reported_only_in_mig_mode() -> None:
+    spec: dict[str, Any] = {"forms": {"whole": False}, "mig": {"layout": [{"profile": "1g.5gb", "count": 7}]}}
+    off = Snapshot(gpus=(gpu(mig_profiles=(), mig_resetless=False),))
+    assert terms_of(resolve([policy(**spec)], off, (), NODE), uuid(0)).layout == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("forms", "mode"), [({"whole": False}, True), ({"migProfiles": []}, False)], ids=["partitions", "whole"]
+)
+def test_the_wanted_mig_mode_follows_the_forms(forms: dict[str, Any], mode: bool) -> None:
+    found = policy(forms=forms, mig={"mode": "WhenFree"})
+    assert terms_of(resolve([found], node(1), (), NODE), uuid(0)).mig_mode is mode
+    assert terms_of(resolve([policy(forms=forms)], node(1), (), NODE), uuid(0)).mig_mode is None
+    without = Snapshot(gpus=(gpu(mig_capable=False, mig_profiles=()),))
+    assert terms_of(resolve([found], without, (), NODE), uuid(0)).mig_mode is None

@@ -1,0 +1,55 @@
+"""``kubectl dra gpu``: switch the MIG mode of one GPU, or reset it, when nothing uses it."""
+
+import argparse
+from typing import Final
+
+from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.model.gpu_operation import Operation
+from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, finish, say_for, seconds
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, wait_at_most
+
+DESCRIPTION: Final = """\
+Change one GPU safely. The command drains the GPU and waits until it is free. The node process changes and verifies the
+GPU. After a failure it restores the former state, or names the reason for a reboot.
+
+  kubectl dra gpu mig-mode NODE/GPU on    switch MIG mode on (A100 and A30 need this before partitions are offered)
+  kubectl dra gpu mig-mode NODE/GPU off   switch it off; no MIG instance may exist
+  kubectl dra gpu reset NODE/GPU          reset the GPU
+"""
+_WHAT: Final = {
+    ("mig-mode", "on"): Operation.MIG_ON,
+    ("mig-mode", "off"): Operation.MIG_OFF,
+    ("reset", None): Operation.RESET,
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("action", choices=("mig-mode", "reset"), help="what to change")
+    parser.add_argument("target", metavar="NODE/GPU", help="node, and UUID or name of its GPU, such as gpu-a/gpu-3")
+    parser.add_argument("mode", nargs="?", choices=("on", "off"), help="with mig-mode: the wanted mode")
+    parser.add_argument("--evict", action="store_true", help="evict the pods that use this GPU")
+    parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
+    parser.add_argument(
+        "--timeout", metavar="TIME", default="15m", help="total time limit: 90s, 10m, 2h (default: 15m)"
+    )
+    parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_kubeconfig(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    operation = _WHAT.get((args.action, args.mode))
+    if operation is None:
+        raise ConfigurationError("expected `mig-mode NODE/GPU on`, `mig-mode NODE/GPU off` or `reset NODE/GPU`")
+    if args.force and not args.evict:
+        raise ConfigurationError("--force: only with --evict")
+    node, slash, gpu = args.target.partition("/")
+    if not (node and slash and gpu):
+        raise ConfigurationError(f"{args.target[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-3")
+    options = OperateOptions(
+        node=node, gpu=gpu, driver=args.driver, operation=operation, evict=args.evict, force=args.force
+    )
+    report = DrainReport(command="gpu", node=node, driver=args.driver)
+    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
+    return finish(args, report, lambda: operate(api, options, report, limit, say_for(args)))

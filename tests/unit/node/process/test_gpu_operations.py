@@ -1,0 +1,633 @@
+"""Guarded operations of a GPU on simulated hardware: every step, refused, hanging, raced, and killed."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dra_driver.core.errors import (
+    CommandError,
+    DeviceLostError,
+    GpuBusyError,
+    HardwareError,
+    ResetRequiredError,
+)
+from dra_driver.core.model.gpu import NvLinkPeer, NvLinks
+from dra_driver.core.model.gpu_operation import (
+    DONE_EVENT,
+    FAILED_EVENT,
+    OPERATION_ANNOTATION,
+    Operation,
+    OperationRequest,
+    requests_of,
+    text_of,
+)
+from dra_driver.core.model.health_rules import HealthRules
+from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.terms import GpuTerms
+from dra_driver.hardware.gpu.backend import MIG_MODE, MigModes, ModeAnswer
+from dra_driver.hardware.gpu.reset import TIMEOUT
+from dra_driver.hardware.gpu.simulated.spec import parse_groups
+from dra_driver.kube.own_node import OwnNode
+from dra_driver.node.claims import PrepareGate
+from dra_driver.node.process.gpu_operations import DAILY, GATE, REST_S, GpuOperations, OperationTools
+from dra_driver.node.process.operation_record import FILE, OperationsFile
+from tests.fakes.simulated_gpus import SimulatedBackend
+from tests.fakes.stand_in import stand_in
+
+NUMBER = "ab12"
+
+
+class KilledError(BaseException):
+    """The process dies here."""
+
+
+class Stage:
+    """A node with one A100 and a neighbour. ``boot`` starts a new node process; the GPUs stay as they are."""
+
+    def __init__(self, folder: Path, spec: str = "2xa100-sxm4-40gb") -> None:
+        self.folder, self.spec, self.boot_id = folder, spec, "boot-1"
+        self.gpus = SimulatedBackend(parse_groups(spec, "node-a"), state_file=folder / "gpus.json")
+        self.gpu, self.other = (gpu.uuid for gpu in self.gpus.snapshot().gpus[:2])
+        self.annotations: dict[str, str] = {}
+        self.labels: dict[str, str] = {}
+        self.terms: dict[GpuUuid, GpuTerms] = {}
+        self.uses: list[GpuUuid] = []
+        self.open_in: tuple[str, ...] | None = ()
+        self.events: list[tuple[str, str, str]] = []
+        self.notes: dict[tuple[GpuUuid, str], str] = {}
+        self.repaired: list[GpuUuid] = []
+        self.now = 1000.0
+        self.reset: Callable[[GpuUuid, float], None] = self.gpus.reset
+        self.control: Any = self.gpus
+        self.sysfs = True
+        self.fabric_manager: bool | None = True
+        self.boot()
+
+    def boot(self) -> None:
+        self.gate = PrepareGate()
+        self.gpus.reattach()
+        inventory = SimpleNamespace(current=lambda: self.last, refresh=self._refresh, problem=None)
+        self._refresh()
+        self.operations = GpuOperations(
+            OperationTools(
+                control=stand_in(self.control),
+                reset=lambda gpu, within_s: self.reset(gpu, within_s),  # noqa: PLW0108 - tests replace it
+                has_reset=lambda _: self.sysfs,
+                notes=stand_in(SimpleNamespace(clear_gpu_note=lambda gpu, key: self.notes.pop((gpu, key), None))),
+                file=OperationsFile(self.folder / FILE),
+                inventory=stand_in(inventory),
+                gate=self.gate,
+                lock=self._lock,
+                node=lambda: OwnNode(name="node-a", annotations=self.annotations, labels=self.labels),
+                terms=lambda: self.terms,
+                uses=lambda: self.uses,
+                holders=lambda _: self.open_in,
+                fabric_manager=lambda: self.fabric_manager,
+                readings=self.gpus.health_readings,
+                detach_phase=lambda: self.gpus.detached or "",
+                is_detached=lambda: self.gpus.detached is not None,
+                wake_detaching=self._detach,
+                changed=lambda: None,
+                published=lambda: True,
+                tell=lambda kind, reason, text: self.events.append((kind, reason, text)),
+                boot_id=self.boot_id,
+                repaired=self.repaired.extend,
+                settle_s=0.0,
+                busy_s=0.0,
+                poll_s=0.0,
+                clock=self._clock,
+                now=lambda: self.now,
+            )
+        )
+        self.operations.load()
+
+    def _clock(self) -> float:
+        self.now += 0.5
+        return self.now
+
+    def _refresh(self) -> None:
+        if self.gpus.detached is None:
+            self.last = self.gpus.snapshot()
+
+    def _detach(self) -> None:
+        request = self.operations.detach_request
+        if request is not None:
+            self.gpus.detach(str(request), 1.0)
+        else:
+            self.gpus.reattach()
+
+    @contextmanager
+    def _lock(self, gpu: GpuUuid, within_s: float) -> Iterator[bool]:
+        yield True
+
+    def ask(self, operation: Operation = Operation.MIG_ON, number: str = NUMBER) -> None:
+        request = OperationRequest(operation=operation, gpu=self.gpu, number=number)
+        self.annotations[OPERATION_ANNOTATION] = str(request)
+
+    def run(self, most: int = 60) -> None:
+        """Step until nothing is left to do."""
+        for _ in range(most):
+            if self.operations.step() == REST_S:
+                return
+        raise AssertionError(f"not finished: {self.operations.remarks} {self.events}")
+
+    @property
+    def modes(self) -> MigModes:
+        return self.gpus.mig_modes(self.gpu)
+
+    @property
+    def result(self) -> tuple[str, str]:
+        _, reason, text = self.events[-1]
+        return reason, text
+
+    @property
+    def tainted(self) -> list[GpuUuid]:
+        return list(self.operations.amend(self.last, {}))
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Stage:
+    return Stage(tmp_path)
+
+
+ON, OFF = MigModes(current=True, pending=True), MigModes(current=False, pending=False)
+
+
+def test_mig_mode_of_an_a100_is_switched_on_with_a_reset(stage: Stage) -> None:
+    stage.notes[stage.gpu, MIG_MODE] = "on"
+    stage.ask()
+    stage.run()
+    assert stage.modes == ON
+    assert stage.result == (DONE_EVENT, f"switching MIG mode on of {stage.gpu} (request {NUMBER}): done")
+    assert (stage.tainted, stage.gate.closed, stage.gpus.detached) == ([], None, None)
+    assert stage.notes == {}, "the mode is the administrator's now"
+    assert not stage.gpus.mig_mode(stage.other)
+    stage.events.clear()
+    stage.boot()
+    stage.run()
+    assert stage.events == [], "a number is used once"
+    stage.ask(Operation.MIG_OFF, "cd34")
+    stage.run()
+    assert stage.modes == OFF
+
+
+def test_newer_gpus_need_no_reset(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "2xh100-sxm5-80gb")
+    stage.reset = lambda gpu, within_s: pytest.fail("reset")
+    stage.ask()
+    stage.run()
+    assert stage.modes == ON
+
+
+def test_the_operation_waits_for_claims_of_its_gpu(stage: Stage) -> None:
+    stage.uses = [stage.gpu, stage.other]
+    stage.ask()
+    for _ in range(5):
+        stage.operations.step()
+    assert stage.tainted == [stage.gpu]
+    assert stage.gate.closed is None, "other claims of the node are still prepared"
+    assert "waiting for 1 device of claims" in stage.operations.remarks[0]
+    stage.uses = [stage.other]
+    stage.run()
+    assert stage.modes == ON
+
+
+def test_a_withdrawn_request_ends_while_it_waits(stage: Stage) -> None:
+    stage.uses = [stage.gpu]
+    stage.ask()
+    stage.operations.step()
+    stage.operations.step()
+    stage.annotations.clear()
+    stage.run()
+    assert "withdrawn" in stage.result[1]
+    assert (stage.modes, stage.tainted) == (OFF, [])
+
+
+@pytest.mark.parametrize(
+    ("obstacle", "text"),
+    [
+        (lambda stage: setattr(stage, "open_in", ("dcgm (process 7)",)), "open in dcgm"),
+        (lambda stage: setattr(stage, "open_in", None), "cannot be listed"),
+        (lambda stage: stage.labels.update({"nvidia.com/mig.config.state": "pending"}), "MIG manager is at work"),
+        (lambda stage: stage.gpus.detach("an upgrade", 1.0), "an upgrade"),
+    ],
+)
+def test_obstacles_are_named_and_waited_for(stage: Stage, obstacle: Callable[[Stage], object], text: str) -> None:
+    stage.ask()
+    stage.operations.step()
+    obstacle(stage)
+    for _ in range(3):
+        stage.operations.step()
+        assert stage.gate.closed is None, "prepares are admitted while it waits"
+    assert text in stage.operations.remarks[0]
+
+
+def _with_instance(stage: Stage) -> None:
+    stage.gpus.foreign_mig_mode(stage.gpu, True)
+    stage.gpus.foreign_create(stage.gpu, 19, 0)
+
+
+REFUSED: dict[str, Callable[[Stage], object]] = {
+    "Fabric Manager does not run": lambda stage: setattr(stage, "fabric_manager", False),
+    "Fabric Manager may not run": lambda stage: setattr(stage, "fabric_manager", None),
+    "sysfs has no `reset`": lambda stage: setattr(stage, "sysfs", False),
+    "remove them with nvidia-smi mig -dci": _with_instance,
+    "another recovery first: node-reboot": lambda stage: stage.gpus.inject(stage.gpu, "recovery-action=node-reboot"),
+    "that is not this driver's is pending": lambda stage: stage.gpus.request_mig_mode(stage.gpu, True),
+    "does not answer": lambda stage: stage.gpus.inject(stage.gpu, "xid=79"),
+}
+
+
+@pytest.mark.parametrize("text", REFUSED)
+def test_an_impossible_request_is_refused_at_once(stage: Stage, text: str) -> None:
+    REFUSED[text](stage)
+    before = stage.gpus.mig_modes(stage.gpu) if "answer" not in text else None
+    stage._refresh()
+    stage.ask(Operation.MIG_OFF if before is not None and before.current else Operation.MIG_ON)
+    stage.run()
+    reason, found = stage.result
+    assert (reason, text in found, "changed nothing" in found or "nothing was changed" in found) == (
+        FAILED_EVENT,
+        True,
+        True,
+    ), found
+    assert stage.tainted == []
+
+
+BREAKS: dict[str, HardwareError] = {
+    "open in another process": GpuBusyError("open in another process"),
+    "cannot reset": ResetRequiredError("this machine cannot reset the GPU"),
+    "status 255": CommandError("nvidia-smi ended with status 255"),
+}
+
+
+@pytest.mark.parametrize("text", BREAKS)
+def test_a_refused_reset_is_undone(stage: Stage, text: str) -> None:
+    tries: list[GpuUuid] = []
+
+    def refuse(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        raise BREAKS[text]
+
+    stage.reset = refuse
+    stage.ask()
+    stage.run()
+    reason, found = stage.result
+    assert reason == FAILED_EVENT
+    assert "undone, the GPU is as before" in found
+    assert text in found
+    assert (stage.modes, stage.tainted, stage.gate.closed) == (OFF, [], None)
+    assert len(tries) == (2 if "open" in text else 1), "only a busy GPU is tried once more"
+
+
+def test_a_reset_that_hangs_keeps_the_taint_until_a_reboot(stage: Stage) -> None:
+    """No second reset is started: the first may hang in the kernel."""
+    tries: list[GpuUuid] = []
+
+    def hang(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        raise CommandError("the reset did not end within 120 s", reason=TIMEOUT)
+
+    stage.reset = hang
+    stage.ask(Operation.RESET)
+    stage.run()
+    assert "a reboot of the node is needed" in stage.result[1]
+    assert (stage.tainted, len(tries), stage.gate.closed) == ([stage.gpu], 1, None)
+    stage.boot()
+    stage.run()
+    assert (stage.tainted, len(tries)) == ([stage.gpu], 1)
+    stage.boot_id = "boot-2"
+    stage.boot()
+    stage.run()
+    assert (stage.tainted, stage.result[0]) == ([], DONE_EVENT)
+
+
+def test_a_mode_that_cannot_be_written_back_keeps_the_taint(stage: Stage) -> None:
+    class Stubborn:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            if enabled:
+                return stage.gpus.request_mig_mode(gpu, True)
+            raise DeviceLostError("Unknown Error")
+
+    stage.control, stage.reset = Stubborn(), _refuse
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "could not be written back" in stage.result[1]
+    assert stage.tainted == [stage.gpu]
+    stage.gpus.request_mig_mode(stage.gpu, False)  # by an administrator
+    stage.run()
+    assert stage.tainted == []
+
+
+def test_a_write_back_without_effect_keeps_the_taint(stage: Stage) -> None:
+    class Deaf:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            return stage.gpus.request_mig_mode(gpu, True)
+
+    stage.control, stage.reset = Deaf(), _refuse
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "the next reset or reboot switches MIG mode on" in stage.result[1]
+    assert stage.tainted == [stage.gpu]
+
+
+def _refuse(gpu: GpuUuid, within_s: float) -> None:
+    raise CommandError("refused")
+
+
+def test_a_reset_without_effect_is_tried_once_more_and_undone(stage: Stage) -> None:
+    """nvidia-smi may end with status 0 and do nothing (vCenter)."""
+    stage.reset = lambda gpu, within_s: None
+    stage.ask()
+    stage.run(most=400)
+    assert "MIG mode is off and pending on, expected on" in stage.result[1]
+    assert (stage.modes, stage.tainted) == (OFF, [])
+
+
+def test_a_machine_that_cannot_reset_says_that_a_reboot_is_needed(stage: Stage) -> None:
+    class Passthrough:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            answer = stage.gpus.request_mig_mode(gpu, enabled)
+            return ModeAnswer.NEEDS_REBOOT if enabled else answer
+
+    stage.control = Passthrough()
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "a reboot of the node is needed, because this machine cannot reset" in stage.result[1]
+    assert stage.modes == OFF
+
+
+def test_a_process_that_opens_the_gpu_after_the_detach_stops_the_reset(stage: Stage) -> None:
+    detach = stage._detach
+
+    def raced() -> None:
+        detach()
+        stage.open_in = ("python (process 9)",) if stage.gpus.detached is not None else ()
+
+    stage._detach = raced  # type: ignore[method-assign]
+    stage.boot()
+    stage.reset = lambda gpu, within_s: pytest.fail("reset")
+    stage.ask()
+    stage.run()
+    assert "open in python (process 9)" in stage.result[1]
+    assert stage.modes == OFF
+
+
+def test_a_reset_repairs_a_gpu_that_needs_it(stage: Stage) -> None:
+    stage.gpus.inject(stage.gpu, "xid=48", "row-remap=pending")
+    stage.ask(Operation.RESET)
+    stage.run()
+    assert stage.result == (DONE_EVENT, f"the reset of {stage.gpu} (request {NUMBER}): done")
+    assert stage.repaired == [stage.gpu]
+    readings = {reading.gpu_uuid: reading for reading in stage.gpus.health_readings()}
+    assert readings[stage.gpu].recovery_action == "none"
+
+
+@pytest.mark.parametrize("point", range(12))
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", [Operation.MIG_ON, Operation.RESET])
+def test_a_process_killed_at_every_step_is_continued(
+    tmp_path: Path, operation: Operation, point: int, when: str
+) -> None:
+    """Killed before or after the n-th write of the record or change of the hardware; the next process ends it."""
+    stage, calls = Stage(tmp_path), 0
+
+    def dying(call: Callable[..., object]) -> Callable[..., object]:
+        def wrapped(*arguments: object, **options: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls == point + 1 and when == "before":
+                raise KilledError
+            answer = call(*arguments, **options)
+            if calls == point + 1:
+                raise KilledError
+            return answer
+
+        return wrapped
+
+    class Control:
+        def __getattr__(self, name: str) -> object:
+            found = getattr(stage.gpus, name)
+            return dying(found) if name == "request_mig_mode" else found
+
+    stage.control = Control()
+    stage.reset = stand_in(dying(stage.gpus.reset))
+    stage.boot()
+    file = stage.operations._tools.file
+    file.save = stand_in(dying(file.save))  # type: ignore[method-assign]
+    stage.gpus.inject(stage.gpu, "recovery-action")
+    stage.ask(operation)
+    try:
+        stage.run()
+    except KilledError:
+        stage.control, stage.reset = stage.gpus, stand_in(stage.gpus.reset)
+        stage.boot()
+        recorded = json.loads((tmp_path / FILE).read_text()).get("records", {}) if (tmp_path / FILE).exists() else {}
+        assert list(stage.operations.amend(stage.last, {})) == list(recorded), "the taint stays over the restart"
+        stage.run()
+    else:
+        assert calls <= point, "every step was reached"
+    assert stage.modes == (ON if operation is Operation.MIG_ON else OFF)
+    assert (stage.tainted, stage.gate.closed, stage.gpus.detached) == ([], None, None)
+    assert stage.result[0] == DONE_EVENT
+
+
+def test_a_policy_switches_the_mode_when_the_gpu_is_free(stage: Stage) -> None:
+    stage.terms = {stage.gpu: GpuTerms(policy="sevenths", mig_mode=True)}
+    stage.uses = [stage.gpu]
+    for _ in range(3):
+        stage.operations.step()
+    assert stage.modes == OFF
+    stage.uses = []
+    stage.run()
+    assert stage.modes == ON
+    assert not stage.gpus.mig_mode(stage.other)
+    assert "policy sevenths" in "".join(text for _, _, text in stage.events)
+
+
+def test_a_policy_gives_up_after_three_attempts_a_day(stage: Stage) -> None:
+    stage.terms = {stage.gpu: GpuTerms(policy="sevenths", mig_mode=True)}
+    tries: list[GpuUuid] = []
+
+    def refuse(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        raise CommandError("refused")
+
+    stage.reset = refuse
+    for _ in range(8):
+        stage.run()
+    assert len(tries) == DAILY
+    assert "3 times within a day" in stage.operations.remarks[0]
+    stage.now += 2 * 86_400
+    stage.reset = stage.gpus.reset
+    stage.run()
+    assert stage.modes == ON
+
+
+def test_a_policy_resets_only_what_the_driver_wants_reset(stage: Stage) -> None:
+    rules = GpuTerms(policy="healing", health=HealthRules(resets_when_free=True))
+    stage.terms = {stage.gpu: rules, stage.other: rules}
+    stage.run()
+    assert stage.events == []
+    stage.gpus.inject(stage.gpu, "xid=48")
+    stage.gpus.inject(stage.other, "recovery-action=drain-p2p")
+    stage.run()
+    assert [reason for _, reason, _ in stage.events] == ["GpuOperationBegun", DONE_EVENT]
+    assert stage.repaired == [stage.gpu]
+
+
+def test_a_full_disk_changes_nothing(stage: Stage) -> None:
+    (stage.folder / FILE).mkdir()
+    stage.ask()
+    for _ in range(4):
+        stage.operations.worker._on_error  # noqa: B018
+        with pytest.raises(Exception, match="cannot write"):
+            stage.operations.step()
+    assert stage.modes == OFF
+
+
+def test_a_record_that_cannot_be_read_is_set_aside(stage: Stage) -> None:
+    (stage.folder / FILE).write_text("{")
+    stage.boot()
+    assert (stage.folder / "gpu-operations.unreadable").exists()
+    stage.ask()
+    stage.run()
+    assert stage.modes == ON
+
+
+def test_requests_are_read_and_written() -> None:
+    request = OperationRequest(operation=Operation.RESET, gpu=GpuUuid("GPU-1"), number="a1")
+    assert requests_of(text_of([request, replace(request, number="b2")]))[0] == (request, replace(request, number="b2"))
+    assert requests_of("reset/GPU-1/a1, burn/GPU-1/x,mig-on/GPU-2")[1] == ("burn/GPU-1/x", "mig-on/GPU-2")
+    assert (requests_of(None), text_of([])) == (((), ()), None)
+
+
+def test_prepares_stay_paused_while_the_gpu_changes(stage: Stage) -> None:
+    """Also after a restart, before the first step."""
+    seen: list[str | None] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        seen.append(stage.gate.closed)
+        raise KilledError
+
+    stage.reset = reset
+    stage.ask()
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.boot()
+    seen.append(stage.gate.closed)
+    assert len(seen) == 2
+    assert all(reason and "guarded operation" in reason for reason in seen)
+    stage.reset = stage.gpus.reset
+    stage.run()
+    assert (stage.modes, stage.gate.closed) == (ON, None)
+
+
+def test_a_mode_that_took_effect_in_a_reboot_is_only_verified(stage: Stage) -> None:
+    """The mode of an A100 is stored on the board: a reboot applies a pending one."""
+
+    def power_cut(gpu: GpuUuid, within_s: float) -> None:
+        raise KilledError
+
+    stage.reset = power_cut
+    stage.ask()
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.gpus.reattach()
+    stage.gpus.reset(stage.gpu, 1.0)
+    stage.boot_id, stage.reset = "boot-2", lambda gpu, within_s: pytest.fail("reset")
+    stage.boot()
+    stage.run()
+    assert (stage.modes, stage.result[0]) == (ON, DONE_EVENT)
+
+
+def test_a_pending_mode_is_applied_by_a_reset_after_a_restart(stage: Stage) -> None:
+    """It is not requested again: a second request could be answered differently."""
+
+    def dies(gpu: GpuUuid, within_s: float) -> None:
+        raise KilledError
+
+    class Once:
+        asked = 0
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            self.asked += 1
+            return stage.gpus.request_mig_mode(gpu, enabled)
+
+    stage.control, stage.reset = Once(), dies
+    stage.boot()
+    stage.ask()
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.reset = stage.gpus.reset
+    stage.boot()
+    stage.run()
+    assert (stage.modes, stage.control.asked) == (ON, 1)
+
+
+def test_a_step_that_kills_the_process_twice_is_not_repeated(stage: Stage) -> None:
+    def dies(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        raise KilledError
+
+    tries: list[GpuUuid] = []
+    stage.reset = dies
+    stage.ask(Operation.RESET)
+    for _ in range(2):
+        with pytest.raises(KilledError):
+            stage.run()
+        stage.gpus.inject(stage.gpu, "recovery-action")
+        stage.boot()
+    stage.run()
+    assert len(tries) == 2
+    assert "2 attempts failed" in stage.result[1]
+
+
+def test_a_reset_that_repairs_nothing_is_tried_twice(stage: Stage) -> None:
+    tries: list[GpuUuid] = []
+    stage.gpus.inject(stage.gpu, "row-remap=pending")
+    stage.reset = lambda gpu, within_s: tries.append(gpu)
+    stage.ask(Operation.RESET)
+    stage.run(most=900)
+    assert len(tries) == 2
+    assert "still asks for a reset" in stage.result[1]
+
+
+def test_linked_gpus_before_ampere_are_not_reset_alone(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "2xv100-sxm2-16gb")
+    linked = NvLinks(peers=(NvLinkPeer(pci_bus_id="0000:66:00.0", links=2),))
+    stage.last = replace(stage.last, gpus=tuple(replace(gpu, nvlinks=linked) for gpu in stage.last.gpus))
+    stage.ask(Operation.RESET)
+    stage.run()
+    assert "together with the GPUs at its NVLinks" in stage.result[1]
+
+
+def test_the_gate_stays_closed_while_one_of_two_holds_it() -> None:
+    gate = PrepareGate()
+    gate.close("an upgrade")
+    gate.close("an operation", by=GATE)
+    gate.open()
+    assert gate.closed == "an operation"
+    gate.open(by=GATE)
+    assert gate.closed is None
