@@ -70,6 +70,7 @@ def main() -> int:
     run(*pip_command(), *download(order.arch))
     for command in commands(order):
         run(*command)
+    image_base.check_architecture(order.archive, order.arch)
     write_sbom(order)
     print(f"base image: {image_base.add_base_packages(order.sbom, order.archive, order.arch)}")
     print(f"{order.image} for {order.arch}: {order.archive.stat().st_size / 2**20:.0f} MiB, {order.archive}")
@@ -141,7 +142,10 @@ def commands(order: Order) -> list[list[str]]:
     if order.builder == "docker":  # BuildKit takes the times of the image itself from SOURCE_DATE_EPOCH
         return [["docker", "build", *shared, "."], ["docker", "save", "--output", str(order.archive), order.image]]
     # `--timestamp` gives the image and each file of its layers that time.
-    build = [order.builder, "build", "--timestamp", str(order.epoch), *shared, "."]
+    # buildah 1.28 does not set these two itself, although both FROM lines need them.
+    platforms = (f"BUILDPLATFORM=linux/{host_arch()}", f"TARGETPLATFORM=linux/{order.arch}")
+    given = [part for each in platforms for part in ("--build-arg", each)]
+    build = [order.builder, "build", "--timestamp", str(order.epoch), *given, *shared, "."]
     return [build, [order.builder, "push", order.image, f"docker-archive:{order.archive}:{full_name(order.image)}"]]
 
 

@@ -1,4 +1,5 @@
-"""The packages of the base image, for the SBOM: Debian's from its dpkg status, and a Python that the base built itself.
+"""The packages of the base image, for the SBOM: Debian's from its dpkg status, and a Python that the base built itself;
+and the check that all programs and libraries are of the image's architecture.
 
 Reads the saved image (docker-archive), so that no builder has to run it, and no network is needed.
 """
@@ -13,6 +14,7 @@ from urllib.parse import quote
 STATUS = "var/lib/dpkg/status"
 STATUS_FOLDER = "var/lib/dpkg/status.d/"  # images without a package manager have a file for each package
 RELEASES = ("etc/os-release", "usr/lib/os-release")  # the first is a link to the second in Debian
+MACHINES = {"amd64": 62, "arm64": 183}  # e_machine: EM_X86_64, EM_AARCH64
 PROPERTY = "dra-driver:base-packages"
 
 
@@ -27,6 +29,21 @@ def add_base_packages(sbom: Path, archive: Path, arch: str) -> str:
     document["components"] = [*document.get("components", []), *found]
     sbom.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n", encoding="utf-8")
     return said
+
+
+def check_architecture(archive: Path, arch: str) -> None:
+    """End the program if a program or library in the image is of another architecture: the base was the wrong one.
+
+    ELF stores the machine in bytes 18 and 19 (System V ABI, gABI chapter 4).
+    """
+    with tarfile.open(archive) as image:
+        (manifest,) = json.load(_member(image, "manifest.json"))
+        for layer in manifest["Layers"]:
+            with tarfile.open(fileobj=_member(image, layer), mode="r:*") as content:
+                for member in (each for each in content if each.isfile()):
+                    head = _member(content, member.name).read(20)
+                    if head.startswith(b"\x7fELF") and int.from_bytes(head[18:20], "little") != MACHINES[arch]:
+                        raise SystemExit(f"the image is for {arch}, but {member.name} is not: is BASE for {arch}?")
 
 
 def components(files: Mapping[str, bytes], environment: Mapping[str, str], arch: str) -> list[dict[str, str]]:

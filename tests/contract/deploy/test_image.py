@@ -174,7 +174,8 @@ def test_labels_name_title_version_revision_and_base() -> None:
 
 def test_both_stages_have_the_base_that_the_argument_names() -> None:
     """The packages are compiled for its Python. Alpine has another C library than NVIDIA's libraries are built for."""
-    assert re.findall(r"^FROM (\S+)", DOCKERFILE, flags=re.M) == ["${BASE}", "${BASE}"]
+    stages = re.findall(r"^FROM --platform=(\S+) (\S+)", DOCKERFILE, flags=re.M)
+    assert stages == [("${BUILDPLATFORM}", "${BASE}"), ("${TARGETPLATFORM}", "${BASE}")]
     (base,) = re.findall(r"^ARG BASE=(\S+)", DOCKERFILE, flags=re.M)
     assert "alpine" not in base
     assert "latest" not in base
@@ -256,11 +257,39 @@ def saved(path: Path, *layers: dict[str, str]) -> Path:
             inner = io.BytesIO()
             with tarfile.open(fileobj=inner, mode="w:gz") as content:
                 for file, text in layer.items():
-                    add(content, file, text.encode())
+                    add(content, file, text.encode("latin-1"))
             add(archive, name, inner.getvalue())
         add(archive, "c.json", json.dumps(config).encode())
         add(archive, "manifest.json", json.dumps([{"Config": "c.json", "Layers": names}]).encode())
     return path
+
+
+def elf(machine: int) -> str:
+    return "\x7fELF" + "\x02\x01\x01" + "\0" * 9 + "\x03\0" + chr(machine) + "\0"
+
+
+@pytest.mark.parametrize("arch", ["amd64", "arm64"])
+def test_a_base_for_another_architecture_is_refused(arch: str, tmp_path: Path) -> None:
+    archive = saved(tmp_path / "x.tar", {"usr/bin/python3.11": elf(62)}, {"opt/msgspec.so": elf(62), "opt/x.py": "x"})
+    if arch == "amd64":
+        image_base.check_architecture(archive, arch)
+    else:
+        with pytest.raises(SystemExit, match=r"for arm64, but usr/bin/python3\.11 is not: is BASE for arm64"):
+            image_base.check_architecture(archive, arch)
+
+
+def test_wheels_in_the_dockerfile_are_those_that_were_downloaded() -> None:
+    used = re.findall(r"--platform (manylinux\w+_)\$machine", DOCKERFILE)
+    assert [f"{name}{machine}" for machine in ("x86_64", "aarch64") for name in used] == [
+        name for names in image.PLATFORMS.values() for name in names
+    ]
+
+
+def test_buildah_is_told_both_platforms() -> None:
+    order = image.Order(builder="buildah", image="x", version="1", revision="1", epoch=0, arch="arm64")
+    build = " ".join(image.commands(order)[0])
+    assert f"BUILDPLATFORM=linux/{image.host_arch()} " in build
+    assert "TARGETPLATFORM=linux/arm64 " in build
 
 
 def add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
