@@ -52,6 +52,7 @@ def test_equal_file_is_not_written_again(tmp_path: Path) -> None:
 
 def _link_folder(root: Path) -> None:
     (root / "victim").mkdir()
+    (root / "victim" / path(root, uid=OTHER).name).write_bytes(b"kept")
     (root / "metadata").symlink_to(root / "victim")
 
 
@@ -78,8 +79,9 @@ def test_obstacle_fails_the_write_and_stays(tmp_path: Path, obstacle: Callable[[
     before = sorted(tmp_path.rglob("*"))
     with fails(StorageError, "Storage", match=str(path(tmp_path)), errno=code):
         writer(tmp_path).write_metadata(UID, {"gpu": DATA})
-    assert writer(tmp_path).metadata(UID, "gpu") is None
+    assert [writer(tmp_path).metadata(uid, "gpu") for uid in (UID, OTHER)] == [None, None]
     writer(tmp_path).remove_claim(OTHER)
+    writer(tmp_path).remove_orphans([])
     assert sorted(tmp_path.rglob("*")) == before
     assert all(each.read_bytes() == b"kept" for each in before if each.is_file())
 
