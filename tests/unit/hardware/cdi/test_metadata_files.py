@@ -81,7 +81,7 @@ def test_obstacle_fails_the_write_and_stays(tmp_path: Path, obstacle: Callable[[
         writer(tmp_path).write_metadata(UID, {"gpu": DATA})
     assert [writer(tmp_path).metadata(uid, "gpu") for uid in (UID, OTHER)] == [None, None]
     writer(tmp_path).remove_claim(OTHER)
-    writer(tmp_path).remove_orphans([])
+    writer(tmp_path).remove_orphans([UID])
     assert sorted(tmp_path.rglob("*")) == before
     assert all(each.read_bytes() == b"kept" for each in before if each.is_file())
 
