@@ -119,6 +119,12 @@ class NodeSettings:
     cdi_dir: str = path(
         KUBELET, "DIR", "directory from which the container runtime reads CDI specifications", "/var/run/cdi"
     )
+    device_metadata: bool = switch(
+        KUBELET,
+        "give containers a file with the attributes of their devices (KEP-5304); files that exist stay until their "
+        "claims are unprepared",
+        True,
+    )
     driver_root: str | None = path(
         HARDWARE,
         "DIR",

@@ -21,6 +21,8 @@ from dra_driver.core.text import quoted
 _Text = Annotated[str, Meta(min_length=1)]
 _Variable = Annotated[str, Meta(pattern="^[^=]+=")]
 _HookName = Literal["prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop"]
+METADATA: Final = "/var/run/kubernetes.io/dra-device-attributes"
+"""Directory of device metadata files in containers (KEP-5304)."""
 _MEMORY: Final = {(1, 1): "/dev/mem", (1, 2): "/dev/kmem", (1, 4): "/dev/port"}
 
 
@@ -104,12 +106,21 @@ class MergedEdits(Struct, frozen=True):
     def nodes(self) -> tuple[AnsweredNode, ...]:
         return tuple(dict.fromkeys(node for part in self.parts for node in part.device_nodes or ()))
 
+    @property
+    def mounts(self) -> tuple[AnsweredMount, ...]:
+        return tuple(dict.fromkeys(mount for part in self.parts for mount in part.mounts or ()))
+
     def _apart_from_nodes(self, uid: str) -> tuple[set[str], set[str]]:
-        """The variables, and all edits except variables and device nodes; both without the UID of the claim."""
+        """The variables, and all edits except variables, device nodes and metadata files, whose path names the claim;
+        both without the UID of the claim."""
         env = {each for part in self.parts for each in part.env or ()}
-        rest = {repr(replace(part, env=None, device_nodes=None)) for part in self.parts}
+        rest = {repr(replace(part, env=None, device_nodes=None, mounts=_devices_own(part))) for part in self.parts}
         forms = (uid, uid.replace("-", "_"), uid.replace("-", ""))
         return {_without(one, forms) for one in env}, {_without(one, forms) for one in rest}
+
+
+def _devices_own(part: AnsweredEdits) -> tuple[AnsweredMount, ...]:
+    return tuple(mount for mount in part.mounts or () if not mount.container_path.startswith(f"{METADATA}/"))
 
 
 def _without(text: str, forms: Iterable[str]) -> str:
@@ -161,6 +172,15 @@ class Host(Struct, frozen=True, kw_only=True):
                 yield node.source, "a block device"
             elif numbers in _MEMORY:
                 yield node.source, f"the memory or ports of the host ({_MEMORY[numbers]})"
+
+    def content(self, path: str, limit: int) -> bytes | None:
+        """At most ``limit`` bytes of a file that every user can read; None for anything else."""
+        for root in self.roots:
+            with suppress(OSError, ValueError), (root / path.lstrip("/")).open("rb") as file:
+                status = os.fstat(file.fileno())
+                if stat.S_ISREG(status.st_mode) and status.st_mode & stat.S_IROTH:
+                    return file.read(limit)
+        return None
 
     def _node_problem(self, node: AnsweredNode) -> str:
         what, found = f"deviceNodes: {quoted(node.source)}", self._find(node.source, os.lstat)

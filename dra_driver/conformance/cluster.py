@@ -27,6 +27,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube import paths
+from dra_driver.kube.claims import POD_CLAIM_ANNOTATION
 from dra_driver.kube.rest import RestClient
 from dra_driver.scheduler.allocation import Allocator
 
@@ -88,8 +89,10 @@ class ClusterObjects:
     def claims(self) -> list[JsonObject]:
         return list(self._rest.list(paths.resource_claims())["items"])
 
-    def create_claim(self, spec: Wire, name: str = "") -> JsonObject:
-        metadata = {"name": name or f"check-{uuid.uuid4().hex[:12]}"}
+    def create_claim(self, spec: Wire, name: str = "", pod_claim: str = "") -> JsonObject:
+        metadata: JsonObject = {"name": name or f"check-{uuid.uuid4().hex[:12]}"}
+        if pod_claim:
+            metadata["annotations"] = {POD_CLAIM_ANNOTATION: pod_claim}
         body = {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim", "metadata": metadata}
         return self._rest.create(paths.resource_claims(NAMESPACE), {**body, "spec": deepcopy(dict(spec))})
 
@@ -359,6 +362,7 @@ class Scheduler:
         spec: Wire | None = None,
         busy: bool = False,
         name: str = "",
+        pod_claim: str = "",
         change: Callable[[JsonObject], None] | None = None,
         **fields: object,
     ) -> CheckClaim:
@@ -366,9 +370,10 @@ class Scheduler:
 
         ``keys`` restricts the devices; with ``busy``, devices of other claims count as free. ``spec`` is by default the
         template, or a request for ``count`` devices with ``fields``. ``change`` edits the allocation before the write.
+        ``pod_claim`` is the claim's name in a pod, as for a claim of a template.
         """
         chosen = spec or self._spec(keys, count, fields)
-        created = self._cluster.create_claim(chosen, name)
+        created = self._cluster.create_claim(chosen, name, pod_claim)
         try:
             allocation = self._choose(created, keys, busy=busy)
             if change is not None:

@@ -29,6 +29,7 @@ from dra_driver.kube.objects.resource import (
 )
 from dra_driver.kube.shapes import is_label, is_pool_name, read
 
+POD_CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
 MAX_RESULTS = 32
 MAX_CONFIGS = 64
 MAX_CAPACITIES = 32
@@ -157,7 +158,9 @@ def allocated_claim(document: Mapping[str, object], ref: ClaimRef, driver: str) 
         for index, config in enumerate(devices.config)
         if config.opaque is not None and config.opaque.driver == driver
     )
-    return AllocatedClaim(ref=ref, results=results, configs=configs)
+    named = claim.metadata.annotations.get(POD_CLAIM_ANNOTATION, "")
+    pod_claim = named if is_label(named) else None  # it becomes part of a path, and users can set annotations
+    return AllocatedClaim(ref=ref, results=results, configs=configs, pod_claim=pod_claim)
 
 
 def _result(check: "_Check", result: DeviceRequestAllocationResult, place: str) -> AllocatedDevice:

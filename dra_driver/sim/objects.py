@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from dra_driver.core.time import rfc3339
+from dra_driver.kube.claims import POD_CLAIM_ANNOTATION
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries
 
-CLAIM_ANNOTATION = "resource.kubernetes.io/pod-claim-name"
+CLAIM_ANNOTATION = POD_CLAIM_ANNOTATION
 FINALIZER = "resource.kubernetes.io/delete-protection"
 
 

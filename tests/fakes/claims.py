@@ -130,7 +130,19 @@ class FakeCdiWriter:
 
     def __init__(self) -> None:
         self.files: dict[ClaimUid, bytes] = {}
+        self.metadata_files: dict[tuple[str, str], bytes] = {}
         self.failure: DraError | None = None
+
+    def write_metadata(self, of: str, files: Mapping[str, bytes]) -> None:
+        if any(self.metadata(of, request) != data for request, data in files.items()):
+            self._may_change()
+            self.metadata_files |= {(of, request): data for request, data in files.items()}
+
+    def metadata(self, of: str, request: str) -> bytes | None:
+        return self.metadata_files.get((of, request))
+
+    def metadata_path(self, of: str, request: str) -> str:
+        return f"/metadata/{NAMES.metadata_file_name(of, request)}"
 
     def write_claim(self, of: str, spec: CdiSpec) -> bool:
         data = render(spec, NAMES.claim_file_name(of))
@@ -142,12 +154,17 @@ class FakeCdiWriter:
 
     def remove_claim(self, of: str) -> bool:
         self._may_change()
+        self.metadata_files = {key: data for key, data in self.metadata_files.items() if key[0] != of}
         return self.files.pop(ClaimUid(of), None) is not None
 
     def claim_uids(self) -> frozenset[ClaimUid]:
         return frozenset(self.files)
 
     def remove_orphans(self, keep: Collection[str]) -> tuple[ClaimUid, ...]:
+        kept = {key: data for key, data in self.metadata_files.items() if key[0] in keep}
+        if kept != self.metadata_files:
+            self._may_change()
+            self.metadata_files = kept
         return tuple(each for each in sorted(self.files) if each not in keep and self.remove_claim(each))
 
     def devices(self, of: ClaimUid) -> list[str]:

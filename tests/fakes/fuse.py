@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection
 from typing import Any
 
-from dra_driver.hardware.cdi.writer import Files
+from dra_driver.hardware.cdi.folder import Files
 
 
 class Killed(BaseException):

@@ -48,11 +48,13 @@ class OpaqueConfig(Struct, frozen=True, kw_only=True):
 
 
 class AllocatedClaim(Struct, frozen=True, kw_only=True):
-    """A claim with its allocation, reduced to this driver's results and configs, in the order of the API object."""
+    """A claim with its allocation, reduced to this driver's results and configs, in the order of the API object.
+    ``pod_claim`` is the claim's name in its pod, if it was generated from a template."""
 
     ref: ClaimRef
     results: tuple[AllocatedDevice, ...]
     configs: tuple[OpaqueConfig, ...] = ()
+    pod_claim: str | None = None
 
 
 class PreparedDevice(Struct, frozen=True, kw_only=True):

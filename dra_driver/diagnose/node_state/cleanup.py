@@ -25,6 +25,7 @@ from dra_driver.hardware.sharing.memory import SystemMounts, own_mounts
 from dra_driver.hardware.sharing.safe_rmtree import remove_tree
 from dra_driver.node.claims import Claims
 from dra_driver.node.claims.inspection import Entry, State
+from dra_driver.node.process.node_claims import METADATA
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,7 @@ _FILES: Final = (
     "simulated-usage.json.lock",
     *(f".{name}.????????.tmp" for name in _REPLACED),  # of a process that was killed in `files.replace_file`
 )
-_FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root")
+_FOLDERS: Final = ("made", "mps", "usage", "locks", "simulated-root", METADATA)
 _LOCKS: Final = ("state.db.lock", "owner-*.lock", "instances.lock", "instances.lock.next", "process.lock")
 
 Unmount = Callable[[Path], None]

@@ -14,7 +14,7 @@ from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraE
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.diagnose.node_state.state import Places, read_state
-from dra_driver.hardware.cdi import CdiNames, CdiWriter
+from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.hardware.sharing.mps_files import MpsFolders
 from dra_driver.kube.claims import BoundedGetter
@@ -23,7 +23,7 @@ from dra_driver.kube.rest import RestClient
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process import hardware, preflight
 from dra_driver.node.process.hardware import HostDeviceNodes, OwnedBackend
-from dra_driver.node.process.node_claims import open_node_claims, open_provider
+from dra_driver.node.process.node_claims import open_node_claims, open_provider, open_writer
 
 LOOK_S: Final = 15.0
 """The first read of the GPUs in a session; without a driver it fails immediately."""
@@ -77,7 +77,7 @@ def stopped_node(settings: NodeSettings) -> Iterator[Claims]:
         found = hardware.choose(settings, plugin_dir)
         nodes = HostDeviceNodes.of(found)
         names = CdiNames(settings.driver_name)
-        writer = CdiWriter(settings.cdi_dir, names)
+        writer = open_writer(settings, plugin_dir, names)
         owned = OwnedBackend(found.backend)
         inventory = Inventory(owned, settings.poll_interval)
         claims = open_node_claims(

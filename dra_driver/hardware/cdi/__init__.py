@@ -1,6 +1,6 @@
 """Container Device Interface documents: find the driver's files, describe GPUs, write the files."""
 
-from dra_driver.hardware.cdi.edits import claim_spec, mps_edits
+from dra_driver.hardware.cdi.edits import claim_spec, metadata_edits, mps_edits
 from dra_driver.hardware.cdi.hook import HookVersions, choose_hook
 from dra_driver.hardware.cdi.libraries import discover
 from dra_driver.hardware.cdi.names import CdiNames
@@ -23,5 +23,6 @@ __all__ = [
     "claim_spec",
     "decode",
     "discover",
+    "metadata_edits",
     "mps_edits",
 ]

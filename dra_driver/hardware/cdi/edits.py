@@ -149,6 +149,11 @@ def mps_edits(pipe: Path, shm: Path, *, memory_limit_mib: int | None, percentage
     )
 
 
+def metadata_edits(host_path: str, container_path: str) -> ContainerEdits:
+    """A metadata file of the claim (KEP-5304), read-only."""
+    return ContainerEdits(mounts=(Mount(host_path=host_path, container_path=container_path, options=_MASK),))
+
+
 def graphics_edits(nodes: Sequence[DrmNode], root: DriverRoot, pci_bus_id: str, hook: CdiHook | None) -> ContainerEdits:
     """A GPU's ``/dev/dri`` nodes, and with a hook the ``by-path`` links, which some programs use to choose a node."""
     links = [

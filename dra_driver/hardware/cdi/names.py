@@ -14,6 +14,9 @@ from dra_driver.core.text import quoted
 COMMON = "common"
 """The only device of the base document; a container that requests it gets the driver's libraries."""
 
+METADATA = "/var/run/kubernetes.io/dra-device-attributes"
+"""Directory of metadata files in containers (KEP-5304)."""
+
 # A Kubernetes UID is an opaque string that the API server fills with a UUID; letters, digits and dashes cover every UID
 # seen in the field (mirror pods use bare hashes), and exclude dot and slash, so that no path can be built.
 _UID = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9-]{0,62}[A-Za-z0-9])?")
@@ -25,7 +28,7 @@ class CdiNames:
     """Names for one driver. Immutable. Raises `ConfigurationError` unless ``driver_name`` is a DNS subdomain of at most
     63 characters."""
 
-    __slots__ = ("_claim_file", "_temporary", "claim_kind", "device_kind", "driver_name", "vendor")
+    __slots__ = ("_claim_file", "_metadata_file", "_temporary", "claim_kind", "device_kind", "driver_name", "vendor")
 
     def __init__(self, driver_name: str) -> None:
         labels = driver_name.split(".")
@@ -43,6 +46,7 @@ class CdiNames:
         self.claim_kind = f"{self.vendor}/claim"
         vendor = re.escape(self.vendor)
         self._claim_file = re.compile(rf"{vendor}-claim_({_UID.pattern})\.json")
+        self._metadata_file = re.compile(rf"({_UID.pattern})_{_DNS_LABEL.pattern}\.json")
         self._temporary = re.compile(rf"\.{vendor}_[0-9a-f]{{8}}\.tmp")
 
     @property
@@ -84,6 +88,28 @@ class CdiNames:
         """The claim whose document ``file_name`` is; None for any other file."""
         match = self._claim_file.fullmatch(file_name)
         return ClaimUid(match[1]) if match else None
+
+    def metadata_file_name(self, claim_uid: str, request: str) -> str:
+        """``<claim uid>_<request>.json``, in a directory of this driver only. Raises `ClaimError`."""
+        _check_uid(claim_uid, "claim UID")
+        if not _DNS_LABEL.fullmatch(request):
+            raise ClaimError(
+                f"request {quoted(request)} of claim {claim_uid} cannot be used in a file name: expected a DNS label"
+            )
+        return f"{claim_uid}_{request}.json"
+
+    def metadata_uid_of(self, file_name: str) -> ClaimUid | None:
+        """The claim whose metadata ``file_name`` has; None for any other file."""
+        match = self._metadata_file.fullmatch(file_name)
+        return ClaimUid(match[1]) if match else None
+
+    def container_metadata_path(self, claim: str, pod_claim: str | None, request: str) -> str:
+        """Path of a metadata file in a container (kubernetes/dynamic-resource-allocation api/metadata/helpers.go).
+
+        ``pod_claim``: the claim's name in the pod, if a template generated the claim.
+        """
+        place = f"resourceclaimtemplates/{pod_claim}" if pod_claim else f"resourceclaims/{claim}"
+        return f"{METADATA}/{place}/{request}/{self.driver_name}-metadata.json"
 
     def is_temporary(self, file_name: str) -> bool:
         return self._temporary.fullmatch(file_name) is not None

@@ -98,7 +98,8 @@ class HardwareDependencies(Struct, frozen=True, kw_only=True):
 class ClaimDependencies(Struct, frozen=True, kw_only=True):
     """All components of the claim service.
 
-    ``hardware`` is None in a process that may not change GPUs: it prepares whole GPUs only.
+    ``hardware`` is None in a process that may not change GPUs: it prepares whole GPUs only. ``metadata``: prepares
+    write device metadata files.
     """
 
     pool: PoolName
@@ -106,6 +107,7 @@ class ClaimDependencies(Struct, frozen=True, kw_only=True):
     reader: ClaimReader
     journal: Journal
     writer: CdiWriter
+    metadata: bool = False
     provider: CdiSources
     device_nodes: DeviceNodes = field(default_factory=NoDeviceNodes)
     owners: RunLiveness

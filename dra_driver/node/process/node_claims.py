@@ -17,6 +17,8 @@ from dra_driver.node.claims import Claims, Journal, PrepareGate, open_claims
 from dra_driver.node.process.hardware import MPS, Hardware, HostDeviceNodes
 from dra_driver.node.slices import pool_name
 
+METADATA = "dra-device-metadata"
+"""Directory of metadata files below that of the plugin, as upstream's."""
 _RELEASES: frozenset[metrics.ClaimEvent] = frozenset({"unprepared", "undone", "collected"})
 _REPAIRS: frozenset[metrics.ClaimEvent] = frozenset({"repeated", "waited", "file-rewritten", "orphan-removed"})
 
@@ -36,6 +38,10 @@ def open_provider(
         majors=nodes.uvm.majors,
         simulated=settings.simulate is not None,
     )
+
+
+def open_writer(settings: NodeSettings, plugin_dir: Path, names: CdiNames) -> CdiWriter:
+    return CdiWriter(settings.cdi_dir, names, metadata_dir=str(plugin_dir / METADATA))
 
 
 def open_node_claims(
@@ -64,6 +70,7 @@ def open_node_claims(
             names=names,
             reader=ApiClaimReader(rest, settings.driver_name),
             writer=writer,
+            metadata=settings.device_metadata,
             provider=provider,
             device_nodes=device_nodes,
             snapshot=inventory.current,

@@ -40,7 +40,7 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.core.worker import Worker
-from dra_driver.hardware.cdi import CdiNames, CdiWriter
+from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.gpu.inventory import Inventory
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.events import EventRecorder
@@ -61,7 +61,7 @@ from dra_driver.node.process.health_service import HealthService
 from dra_driver.node.process.inventory_publisher import InventoryPublisher
 from dra_driver.node.process.main import trimmer
 from dra_driver.node.process.maintenance import Maintenance, PeriodicTask, Wakeup
-from dra_driver.node.process.node_claims import open_node_claims, open_provider, update_gauges
+from dra_driver.node.process.node_claims import open_node_claims, open_provider, open_writer, update_gauges
 from dra_driver.node.process.node_follower import NodeFollower
 from dra_driver.node.process.policy_watch import PolicyWatch
 from dra_driver.node.process.preflight import ClaimFiles, Folder, StorageHealth
@@ -200,7 +200,7 @@ class NodeProcess:
         changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
         found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
         nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
-        writer = CdiWriter(settings.cdi_dir, names)
+        writer = open_writer(settings, plugin_dir, names)
         provider = open_provider(settings, found, nodes, names, writer)
         rest = RestClient(Connection.load(settings.kubeconfig))
         own_node = OwnNodeWatch(rest, settings.node_name)

@@ -294,6 +294,10 @@ class ClusterNode:
         rows, folders = self.journal_rows(), [path.name for path in self.folders.views.iterdir()]
         return [
             *(f"CDI document {path.name}" for path in self.claim_files()),
+            *(
+                f"metadata file {path.name}"
+                for path in sorted((self.folders.plugins / DRIVER).glob("dra-device-metadata/*"))
+            ),
             *([f"{rows} claims in the journal"] if rows else []),
             *(f"container folder {pod}" for pod in folders if pod != self._exporter_uid),
             *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),

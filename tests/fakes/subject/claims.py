@@ -247,7 +247,38 @@ class Claims:
             self._check_device(result)
         if self.has("one-share-per-claim"):
             results = list({result["device"]: result for result in results}.values())
-        return [self._device(uid, at, result) for at, result in enumerate(results)]
+        devices = [self._device(uid, at, result) for at, result in enumerate(results)]
+        pod_claim = (claim["metadata"].get("annotations") or {}).get("resource.kubernetes.io/pod-claim-name")
+        for request in dict.fromkeys(result["request"] for result in results):
+            mine = [at for at, result in enumerate(results) if result["request"] == request]
+            devices[mine[0]]["metadata"] = self._metadata(claim, request, [results[at] for at in mine], pod_claim)
+        return devices
+
+    def _metadata(self, claim: Wire, request: str, results: list[Wire], pod_claim: str | None) -> Wire:
+        """The content of a request's metadata file, and its place in containers."""
+        meta = {key: claim["metadata"][key] for key in ("name", "namespace", "uid")} | {"generation": 1}
+        named = [{"driver": self._driver, "pool": one["pool"], "name": one["device"]} for one in results]
+        if self.has("metadata-of-all"):
+            named.append({**named[0], "name": "unit-33"})
+        content = {"kind": "DeviceMetadata", "metadata": meta, "requests": [{"name": request, "devices": named}]}
+        if pod_claim:
+            content["podClaimName"] = pod_claim
+        under_claim = not pod_claim or self.has("metadata-under-claim")
+        place = f"resourceclaims/{meta['name']}" if under_claim else f"resourceclaimtemplates/{pod_claim}"
+        part = request if self.has("metadata-with-subrequest") else request.partition("/")[0]
+        return {"content": content, "path": f"{place}/{part}/{self._driver}-metadata.json"}
+
+    def _write_metadata(self, uid: str, at: int, found: Wire) -> Wire:
+        """Write the file; returns its mount."""
+        if self.has("metadata-counts"):
+            found["content"]["metadata"]["generation"] += 1
+        versions = ["v9"] if self.has("metadata-of-future") else ["v1beta1", "v1alpha1"]
+        objects = [{"apiVersion": f"metadata.resource.k8s.io/{each}", **found["content"]} for each in versions]
+        text = json.dumps(objects) if self.has("metadata-in-array") else "\n".join(map(json.dumps, objects))
+        path = self._folder / f"metadata-{uid}-{at}"
+        replace_file(path, text.encode(), mode=0o600 if self.has("metadata-private") else 0o644)
+        inside = f"/var/run/kubernetes.io/dra-device-attributes/{found['path']}"
+        return {"hostPath": str(path), "containerPath": inside, "options": ["ro", "bind"]}
 
     def _claim(self, namespace: str, name: str, uid: str) -> Wire:
         try:
@@ -297,7 +328,11 @@ class Claims:
         if self.has("no-cdi-file") or not devices or self.stopped.is_set():
             return
         named = [(one.partition("=")[2] or one, device) for device in devices for one in device["cdi"]]
+        mounts = [self._write_metadata(uid, at, one["metadata"]) for at, one in enumerate(devices) if "metadata" in one]
         devices = [{"name": name, "containerEdits": self._edits(uid, device["device"])} for name, device in named]
+        edits = devices[0]["containerEdits"]
+        if edits:
+            edits["mounts"] = [*edits.get("mounts", ()), *mounts]
         version = "9.0.0" if self.has("unknown-cdi-version") else "0.3.0" if self.has("old-cdi-version") else "0.5.0"
         document = {"cdiVersion": version, "kind": f"{self._driver}/device", "devices": devices}
         if self.has("piles-up-files"):
@@ -322,6 +357,9 @@ class Claims:
     def _remove_cdi(self, which: str) -> None:
         if not self.has("leaves-files"):
             for path in self._cdi.glob(f"{self._driver}-{which}.json"):
+                path.unlink(missing_ok=True)
+        if not self.has("metadata-stays"):
+            for path in self._folder.glob(f"metadata-{which}-*"):
                 path.unlink(missing_ok=True)
 
     def _save(self) -> None:

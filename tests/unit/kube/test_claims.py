@@ -217,6 +217,15 @@ class Api:
         return [answer] * len(paths)
 
 
+@pytest.mark.parametrize(("annotated", "expected"), [("gpu", "gpu"), ("", None), ("../../etc", None), ("a.b", None)])
+def test_name_in_the_pod_is_read_only_if_it_is_a_label(annotated: str, expected: str | None) -> None:
+    """Users can write the annotation, and the name becomes part of a path in containers."""
+    document = claim()
+    document["metadata"]["annotations"] = {"resource.kubernetes.io/pod-claim-name": annotated}
+    assert allocated_claim(document, REF, DRIVER).pod_claim == expected
+    assert allocated_claim(claim(), REF, DRIVER).pod_claim is None
+
+
 def test_the_reader_gets_the_claim_by_its_quoted_name() -> None:
     api = Api(claim())
     assert ApiClaimReader(api, DRIVER).read(REF, within_s=3.5).ref == REF

@@ -46,11 +46,13 @@ class PlannedDevice(AssignedDevice, frozen=True, kw_only=True):
 class PreparePlan(Struct, frozen=True, kw_only=True):
     """All devices of one claim, in the order of the allocation.
 
-    ``partition_groups`` are partitions whose MPS daemons are named after the partitions exist.
+    ``partition_groups`` are partitions whose MPS daemons are named after the partitions exist. ``claim`` is None for a
+    plan of the journal.
     """
 
     ref: ClaimRef
     devices: tuple[PlannedDevice, ...]
+    claim: AllocatedClaim | None = None
     partition_groups: tuple[PartitionGroup, ...] = ()
 
     @property
@@ -95,7 +97,7 @@ def plan_claim(
         _device(claim.ref, _assigned(each, shared), each.gpu, names)
         for each, shared in zip(granted, sharing.devices, strict=True)
     ]
-    found = PreparePlan(ref=claim.ref, devices=tuple(devices), partition_groups=sharing.partition_groups)
+    found = PreparePlan(ref=claim.ref, devices=tuple(devices), claim=claim, partition_groups=sharing.partition_groups)
     if wrong := self_conflict(found.assigned):
         raise ClaimError(f"claim {claim.ref} has {wrong}, so the allocation is broken: delete the claim")
     return found

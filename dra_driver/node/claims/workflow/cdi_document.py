@@ -17,6 +17,7 @@ from dra_driver.node.claims.entry import AssignedDevice, AssignedSharing, Entry,
 from dra_driver.node.claims.hardware.settings import settings_of
 from dra_driver.node.claims.planning.plan import PlannedDevice, PreparePlan, check_alive, restore_plan
 from dra_driver.node.claims.waiting import Deadline, GpuLockedError
+from dra_driver.node.claims.workflow.metadata import metadata_mounts
 
 
 def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
@@ -28,7 +29,9 @@ def document_of(deps: ClaimDependencies, todo: PreparePlan) -> CdiSpec:
     own = {device.cdi_device for device in todo.devices if not device.admin_access}
     named = [device for device in todo.devices if not device.admin_access or device.cdi_device not in own]
     of_claim = deps.provider.edits_of_claim(todo.ref.uid)
-    document = claim_spec(deps.names, [(device.cdi_device, _edits(deps, device) + of_claim) for device in named])
+    metadata = metadata_mounts(deps, todo)
+    edits = [_edits(deps, each) + metadata.get(each.cdi_device, ContainerEdits()) + of_claim for each in named]
+    document = claim_spec(deps.names, [(each.cdi_device, found) for each, found in zip(named, edits, strict=True)])
     deps.device_nodes.ensure(node for device in document.devices for node in device.container_edits.device_nodes)
     return document
 

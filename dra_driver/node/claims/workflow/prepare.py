@@ -4,7 +4,7 @@
     2. GET the claim, make the plan; while a rebuild is pending, adopt a claim that was prepared before
     3. journal: begin (takes the devices, or names the claims that have them)   on failure: forget
     4. change GPUs as the claim needs them                                      on failure: release them
-    5. write the claim's CDI file                                               on failure: remove it
+    5. write the claim's metadata and CDI files                                 on failure: remove them
     6. journal: finish; from here on the claim is prepared, also if the process dies
 
 `whole_gpus` prepares most claims earlier. Other claims for whole GPUs skip step 4 unless a note requires a restore. For
@@ -35,6 +35,7 @@ from dra_driver.node.claims.waiting import (
     PreparesPausedError,
 )
 from dra_driver.node.claims.workflow.cdi_document import document_of, fresh_snapshot, places_of_claim, verify_prepared
+from dra_driver.node.claims.workflow.metadata import metadata_of
 from dra_driver.node.claims.workflow.rebuild import adopt
 from dra_driver.node.claims.workflow.teardown import (
     LEAST_S,
@@ -190,6 +191,7 @@ class Preparer:
                 with deps.gpu_locks.acquire(noted, self._lock_s(budget)) as acquired:
                     self._require_lock(todo, acquired=acquired)
                     apply_plan(deps, todo, attempt, budget)
+            deps.writer.write_metadata(todo.ref.uid, metadata_of(deps, todo))
             deps.writer.write_claim(todo.ref.uid, document)
             self._finish(todo, attempt)
         except DraError:
@@ -220,6 +222,7 @@ class Preparer:
 
     def _apply_and_finish(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
         done = apply_plan(self._deps, todo, attempt, budget)
+        self._deps.writer.write_metadata(todo.ref.uid, metadata_of(self._deps, done))
         self._deps.writer.write_claim(todo.ref.uid, document_of(self._deps, done))
         self._finish(done, attempt)
         return done

@@ -35,6 +35,7 @@ from dra_driver.node.claims.hardware.partitions import is_same
 from dra_driver.node.claims.hardware.release import LOCK_S, reclaim_orphans
 from dra_driver.node.claims.planning.plan import PreparePlan, plan_claim
 from dra_driver.node.claims.waiting import GpuLockedError
+from dra_driver.node.claims.workflow.metadata import metadata_of
 
 log = logging.getLogger(__name__)
 
@@ -205,11 +206,22 @@ def _adopt_as_found(deps: ClaimDependencies, claim: AllocatedClaim) -> Blocked |
     snapshot = deps.snapshot()
     todo = plan_claim(claim, snapshot, deps.names, deps.pool, _terms_as_found(deps, snapshot))
     if not todo.changes_hardware:
+        _write_missing_metadata(deps, todo)
         return deps.journal.adopt(claim.ref, todo.assigned)
     with deps.gpu_locks.acquire(gpus_of(todo.assigned), LOCK_S) as acquired:
         if not acquired:
             raise GpuLockedError("one of its GPUs is being changed by another call; the driver tries again")
-        return deps.journal.adopt(claim.ref, _as_found(deps, todo).assigned)
+        todo = _as_found(deps, todo)
+        _write_missing_metadata(deps, todo)
+        return deps.journal.adopt(claim.ref, todo.assigned)
+
+
+def _write_missing_metadata(deps: ClaimDependencies, todo: PreparePlan) -> None:
+    """An interrupted prepare may have created the partitions and no file yet."""
+    uid, files = todo.ref.uid, metadata_of(deps, todo)
+    deps.writer.write_metadata(
+        uid, {request: data for request, data in files.items() if deps.writer.metadata(uid, request) is None}
+    )
 
 
 def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:

@@ -201,7 +201,8 @@ class History:
             for device in json.loads(file)["devices"]:
                 edits = device["containerEdits"]
                 assert {env.split("=")[1] for env in edits["env"] if "_MIG_" in env} <= uuids
-                for mount in (one for one in edits.get("mounts", []) if one["containerPath"] != CONTROL_PROGRAM):
+                of_daemons = (one for one in edits.get("mounts", []) if one["containerPath"] != CONTROL_PROGRAM)
+                for mount in (one for one in of_daemons if not one["hostPath"].startswith("/metadata/")):
                     daemon = self.claims_node.sharing.running[mount["hostPath"].split("/")[2]]
                     modes = {self.backend.compute_mode(gpu) for gpu in daemon.gpus}
                     assert modes <= {ComputeMode.EXCLUSIVE_PROCESS}

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from dra_driver.core.errors import ClaimError, InvalidSpecError, StorageError
+from dra_driver.hardware.cdi.folder import STALE_AFTER_S, Files
 from dra_driver.hardware.cdi.names import CdiNames
 from dra_driver.hardware.cdi.spec import CdiDevice, CdiSpec, ContainerEdits
-from dra_driver.hardware.cdi.writer import STALE_AFTER_S, CdiWriter, Files, render
+from dra_driver.hardware.cdi.writer import CdiWriter, render
 from tests.fakes.fuse import WRITE_STEPS, FlakyFiles, Killed, error
 from tests.harness.raising import fails
 
@@ -123,7 +124,7 @@ def test_the_base_file_is_compared_byte_for_byte(tmp_path: Path) -> None:
     ("number", "advice"),
     [
         (errno.ENOSPC, "the file system is full: free space there (ENOSPC)"),
-        (errno.EROFS, "read-only: mount the CDI directory writable into the node process (EROFS)"),
+        (errno.EROFS, "read-only: mount the directory writable into the node process (EROFS)"),
         (errno.EACCES, "permission is denied: the node process must run as root"),
         (errno.EDQUOT, "the quota is used up"),
         (errno.EIO, "input/output error (EIO)"),
@@ -299,7 +300,7 @@ def test_a_missing_directory_has_no_claims(tmp_path: Path) -> None:
 @pytest.mark.parametrize("step", ["list", "remove"])
 def test_failures_of_the_clean_up_are_sentences(tmp_path: Path, step: str) -> None:
     writer(tmp_path).write_claim(UID, claim())
-    with pytest.raises(StorageError, match=r"cannot (list the CDI directory|remove CDI file) .*read-only"):
+    with pytest.raises(StorageError, match=r"cannot (list CDI files|remove CDI file) .*read-only"):
         writer(tmp_path, FlakyFiles(step, error(errno.EROFS))).remove_orphans([])
 
 

@@ -84,6 +84,7 @@ class ClaimsNode:
             reader=self.api,
             journal=self.wrap(journal),
             writer=self.wrap(self.writer),
+            metadata=True,
             provider=self.provider,
             owners=owners,
             snapshot=snapshot,

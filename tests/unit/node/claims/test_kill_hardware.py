@@ -23,7 +23,7 @@ from tests.unit.node.claims.conftest import ClaimsNode, Run, config, simulated, 
 
 JOURNAL = {"begin", "amend", "finish", "start_unprepare", "forget", "adopt", "set_gpu_note", "clear_gpu_note"}
 MAINTENANCE = {"drop_older_boots", "drop_older_notes", "forget_orphaned_partition", "note_rebuilt", "write_all_backups"}
-FILES = {"write_claim", "remove_claim", "remove_orphans"}
+FILES = {"write_metadata", "write_claim", "remove_claim", "remove_orphans"}
 GPU = {
     "set_mig_mode",
     "create_gpu_instance",
@@ -77,6 +77,7 @@ class KillableNode:
         journal, claims_node = self.run.journal, self.claims_node
         assert {entry.state for entry in journal.entries()} <= {State.PREPARED}
         assert journal.uids() == claims_node.writer.claim_uids()
+        assert journal.uids() == {uid for uid, _ in claims_node.writer.metadata_files}
         assert journal.orphaned_partitions() == ()
         assigned = [h.device.partition for h in journal.assignments() if h.device.partition is not None]
         there = [
