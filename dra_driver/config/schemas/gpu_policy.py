@@ -84,6 +84,11 @@ class AllowedForms(Strict):
         "MIG profiles that claims may have, as shell patterns such as 1g.*; an empty list forbids"
         " all of them, no list allows all of them."
     )
+    monitor: bool | None = optional(
+        "Whether the GPU also has a device gpu-N-monitor, only for requests with adminAccess. It consumes no counters:"
+        " the scheduler also allocates it while the GPU or its partitions are in use.",
+        default=False,
+    )
 
 
 class MigCount(Strict):

@@ -97,6 +97,7 @@ class WithheldPartitions(Struct, frozen=True, kw_only=True):
 class GpuTerms(Struct, frozen=True, kw_only=True):
     """The forms in which one GPU may be published. Default without a policy: whole or partitions, not shared.
 
+    ``monitor``: a device for admin access only is published, too.
     ``profiles`` are ids of allowed MIG profiles, None for all; ``layout`` are the only placements, None for any.
     ``mig_mode`` is the wanted MIG mode of a GPU that needs a reset for it, None to leave it. ``sharing`` None is
     exclusive. ``kept`` are partitions in use that stay published although ``profiles`` lacks them. ``shares_in_use``:
@@ -111,6 +112,7 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     policy: str = ""
     offered: bool = True
     whole: bool = True
+    monitor: bool = False
     profiles: frozenset[int] | None = None
     layout: frozenset[tuple[int, int]] | None = None
     mig_mode: bool | None = None

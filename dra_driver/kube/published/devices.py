@@ -2,9 +2,10 @@
 Devices share parts with each other, so callers must not change their dicts."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
+from dra_driver.core.model.mig import MONITOR_SUFFIX, MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
 from dra_driver.kube.objects.resource import Device, DeviceCapacity
 from dra_driver.kube.published import attributes, shares
@@ -37,6 +38,13 @@ def whole_gpu(
         capacity=shares.capacity_of(gpu, sharing),
         allow_multiple_allocations=True,
     )
+
+
+def monitor(gpu: Gpu, exclusive: Device) -> Device:
+    """The device of the GPU for admin access only. It has what ``exclusive``, the whole GPU, has: an expression that
+    reads a missing attribute or capacity fails the allocation of its claim on every node."""
+    name = f"{gpu.device_name}{MONITOR_SUFFIX}"
+    return replace(exclusive, name=name, attributes=attributes.of_monitor(gpu, exclusive.attributes))
 
 
 def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:

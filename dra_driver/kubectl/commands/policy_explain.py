@@ -143,6 +143,7 @@ SPEC_FIELDS: Final = {
     "availability": "Open",
     "forms.whole": "true",
     "forms.migProfiles": "all",
+    "forms.monitor": "false",
     "mig.mode": "Leave",
     "mig.layout": "any placement",
     "sharing.strategy": "Exclusive",

@@ -49,6 +49,7 @@ CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
 _SPEC = {
     "whole": "forms.whole",
+    "monitor": "forms.monitor",
     "mig_profiles": "forms.migProfiles",
     "mig_layout": "mig.layout",
     "mig_when_free": "mig.mode",
@@ -171,6 +172,7 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     return GpuTerms(
         policy=policy.name,
         whole=policy.whole,
+        monitor=policy.monitor,
         profiles=profiles,
         layout=None if policy.mig_layout is None else _layout(policy, gpu),
         mig_mode=not policy.whole if policy.mig_when_free and gpu.mig_capable else None,

@@ -15,7 +15,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
-from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Taint, Terms, terms_of
 from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
 from dra_driver.kube.shapes import is_pool_name, is_subdomain
@@ -27,6 +27,8 @@ MAX_DRIVER_NAME = 63
 MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
 NO_TERMS: Final[Terms] = MappingProxyType({})
 """The default terms for every GPU."""
+MONITOR_TAINT: Final = Taint(key="gpu.dra-driver.io/monitor", effect="NoSchedule")
+"""Keeps claims without admin access away. The node process also refuses to prepare them: any claim can tolerate it."""
 _STRENGTH: Final = {"NoExecute": 0, "NoSchedule": 1, "None": 2}
 
 
@@ -37,6 +39,7 @@ class GpuTaints:
         self._terms, self._features = terms, features
         withheld = (terms.withheld.taint,) if terms.withheld is not None else ()
         self.whole = self._wire((*terms.taints, *terms.whole_taints), terms.condition_taints)
+        self.monitor = self._wire((MONITOR_TAINT, *terms.taints), terms.condition_taints)
         self._common = self._wire(terms.taints, terms.condition_taints)
         self._withheld = self._wire((*terms.taints, *withheld), terms.condition_taints)
 
@@ -117,12 +120,15 @@ class GpuDevices:
         if self._forms.whole:
             yield self._whole()
         yield from self._placements()
+        if self._forms.monitor:  # last: first-fit requests without a class reach it after all others
+            yield self._finished(devices.monitor(self._gpu, self._described(None)), None, self._taints.monitor)
+
+    def _described(self, sharing: SharingTerms | None) -> Device:
+        beside = bool(self._forms.placements)
+        return devices.whole_gpu(self._gpu, self._board, sharing, beside_partitions=beside, island=self._island)
 
     def _whole(self) -> Device:
-        gpu, forms = self._gpu, self._forms
-        device = devices.whole_gpu(
-            gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements), island=self._island
-        )
+        device = self._described(self._forms.sharing)
         taken = self.counter_set.counters if self.counter_set is not None else None
         return self._finished(device, taken, self._taints.whole)
 

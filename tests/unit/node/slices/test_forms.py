@@ -226,3 +226,26 @@ def test_max_devices_depends_on_the_terms_only() -> None:
     assert forms(gpu).max_devices == forms(cut).max_devices == 26
     assert forms(gpu, NO_COUNTERS).max_devices == 8
     assert forms(mig_gpu(A100)).max_devices == 1
+
+
+def test_monitor_consumes_no_counters_and_has_the_guarding_taint() -> None:
+    """The taint is first: the API server's limit of taints must not cut it."""
+    gpu = mig_gpu(H100)
+    asked = tuple(Taint(key=f"example.com/{number}", effect="NoSchedule") for number in range(16))
+    terms = GpuTerms(policy="p", monitor=True, taints=asked)
+    found = forms_of(gpu, terms, ALL)
+    *others, last = GpuDevices(gpu, snapshot(gpu), terms, found, ALL).build()
+    assert (last.name, last.consumes_counters, last.allow_multiple_allocations) == ("gpu-0-monitor", (), False)
+    assert (last.taints[0].key, last.taints[0].effect) == ("gpu.dra-driver.io/monitor", "NoSchedule")
+    whole = next(each for each in others if each.name == "gpu-0")
+    changed = {key for key in last.attributes if whole.attributes.get(key) != last.attributes[key]}
+    assert (changed, last.capacity) == ({"type", "parentUUID"}, whole.capacity)
+    assert found.max_devices == len(others) + 1
+
+
+def test_monitor_needs_a_policy_and_an_api_server_that_keeps_taints() -> None:
+    """Without its taint, any claim whose class selects by driver would get it."""
+    assert not forms(mig_gpu(H100)).monitor
+    withheld = forms(mig_gpu(H100), NO_TAINTS, monitor=True)
+    assert not withheld.monitor
+    assert "gpu-0-monitor is not published" in withheld.reasons[0]
