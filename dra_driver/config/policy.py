@@ -60,6 +60,7 @@ class GpuPolicy(Struct, frozen=True, kw_only=True):
     mig_layout: Mapping[str, int] | None = None
     mig_when_free: bool = False
     sharing: SharingTerms | None = None
+    host_memory_bytes: int | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     health: HealthRules = DEFAULT_RULES
@@ -96,6 +97,7 @@ def policy_of(written: Fields) -> GpuPolicy:
         mig_layout=None if layout is None else MappingProxyType({item["profile"]: item["count"] for item in layout}),
         mig_when_free=mig.get("mode") == "WhenFree",
         sharing=_sharing(_section(spec, "sharing")),
+        host_memory_bytes=_bytes(spec.get("hostMemoryPerPod")),
         taints=tuple(
             Taint(key=taint["key"], value=taint.get("value") or "", effect="NoSchedule")
             for taint in spec.get("taints") or ()

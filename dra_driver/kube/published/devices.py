@@ -7,11 +7,16 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MONITOR_SUFFIX, MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
-from dra_driver.kube.objects.resource import Device, DeviceCapacity
+from dra_driver.kube.objects.resource import Device, DeviceCapacity, NodeAllocatableOverhead, NodeAllocatableResource
 from dra_driver.kube.published import attributes, shares
 from dra_driver.kube.published.attributes import Attributes
 from dra_driver.kube.published.islands import Island
 from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
+
+
+def memory_overhead(amount: str) -> NodeAllocatableResource:
+    """Memory of the node that the scheduler and the kubelet of Kubernetes 1.37 add to each pod with the device."""
+    return NodeAllocatableResource(overhead=NodeAllocatableOverhead(per_pod=amount))
 
 
 class ProfileParts(Struct, frozen=True, kw_only=True):

@@ -152,6 +152,7 @@ SPEC_FIELDS: Final = {
     "sharing.defaultComputePercent": "100",
     "sharing.reservedMemory": "driver default",
     "sharing.defaultShare": "all of the GPU",
+    "hostMemoryPerPod": "none",
     "taints": "none",
     "attributes": "none",
     "health.taint": "default rules",

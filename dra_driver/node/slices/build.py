@@ -16,7 +16,15 @@ from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Taint, Terms, terms_of
-from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
+from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects.resource import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceCounterConsumption,
+    DeviceTaint,
+    NodeAllocatableResource,
+)
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
 from dra_driver.kube.shapes import is_pool_name, is_subdomain
 from dra_driver.node.slices import counters
@@ -92,7 +100,10 @@ class GpuDevices:
         self._taints = GpuTaints(terms, features)
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
         self._left_out: set[str] = set(refused)
-        self._policy = terms.policy
+        self._host_memory: dict[str, NodeAllocatableResource] = {}
+        if terms.host_memory_bytes is not None and features.node_overhead:
+            self._host_memory = {"memory": devices.memory_overhead(str(Quantity.from_bytes(terms.host_memory_bytes)))}
+        self._terms, self._features = terms, features
 
     def build(self) -> tuple[Device, ...]:
         """The devices in the order in which the scheduler tries them (1.36: the order of the list)."""
@@ -101,13 +112,22 @@ class GpuDevices:
     @property
     def notes(self) -> tuple[str, ...]:
         """The omitted devices, as messages; complete after ``build``."""
+        return tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        if self._terms.host_memory_bytes is not None and not self._features.node_overhead:
+            yield (
+                f"hostMemoryPerPod of policy {self._terms.policy} is not published for {self._gpu.device_name}: the API"
+                " server does not keep it (Kubernetes 1.37, feature gate DRANodeAllocatableResources)"
+            )
         if not self._left_out:
-            return ()
+            return
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
-        return (
-            f"attributes that policy {self._policy} adds to {self._gpu.device_name} are left out: {names}; a name is a "
-            "C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room for "
-            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
+        yield (
+            f"attributes that policy {self._terms.policy} adds to {self._gpu.device_name} are left out: {names}; a name"
+            " is a C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room"
+            " for "
+            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities"
         )
 
     def _devices(self) -> Iterator[Device]:
@@ -121,7 +141,8 @@ class GpuDevices:
             yield self._whole()
         yield from self._placements()
         if self._forms.monitor:  # last: first-fit requests without a class reach it after all others
-            yield self._finished(devices.monitor(self._gpu, self._described(None)), None, self._taints.monitor)
+            monitor = self._finished(devices.monitor(self._gpu, self._described(None)), None, self._taints.monitor)
+            yield replace(monitor, node_allocatable_resources={})
 
     def _described(self, sharing: SharingTerms | None) -> Device:
         beside = bool(self._forms.placements)
@@ -156,7 +177,13 @@ class GpuDevices:
         consumed: tuple[DeviceCounterConsumption, ...] = ()
         if taken is not None:
             consumed = (DeviceCounterConsumption(counter_set=counters.set_name(self._gpu), counters=taken),)
-        return replace(device, attributes=found, taints=taints, consumes_counters=consumed)
+        return replace(
+            device,
+            attributes=found,
+            taints=taints,
+            consumes_counters=consumed,
+            node_allocatable_resources=self._host_memory,
+        )
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):

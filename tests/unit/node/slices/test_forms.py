@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
@@ -249,3 +250,17 @@ def test_monitor_needs_a_policy_and_an_api_server_that_keeps_taints() -> None:
     withheld = forms(mig_gpu(H100), NO_TAINTS, monitor=True)
     assert not withheld.monitor
     assert "gpu-0-monitor is not published" in withheld.reasons[0]
+
+
+def test_host_memory_is_an_overhead_per_pod_where_the_api_server_keeps_it() -> None:
+    """The mapping of 1.36 is never published: with it, the scheduler gives a claim to one pod only."""
+    gpu = mig_gpu(H100)
+    terms = GpuTerms(policy="p", monitor=True, host_memory_bytes=600 * 2**20)
+    for features in (ALL, replace(ALL, node_overhead=True)):
+        built = GpuDevices(gpu, snapshot(gpu), terms, forms_of(gpu, terms, features), features)
+        *others, monitor = [to_builtins(device) for device in built.build()]
+        wanted = {"memory": {"overhead": {"perPod": "600Mi"}}} if features.node_overhead else None
+        assert {str(device.get("nodeAllocatableResources")) for device in others} == {str(wanted)}
+        assert not any("nodeAllocatableResourceMappings" in device for device in others)
+        assert "nodeAllocatableResources" not in monitor
+        assert bool(built.notes) is not features.node_overhead
