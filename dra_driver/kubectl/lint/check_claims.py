@@ -10,6 +10,7 @@ from dra_driver.kube.published import names
 from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_configs import CapacityChecker, ConfigChecker, exact_part, parts_of
+from dra_driver.kubectl.lint.check_cuda import CudaChecker
 from dra_driver.kubectl.lint.check_selectors import MAX_RESULTS, MatchChecker, SelectorChecker
 from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices
 from dra_driver.kubectl.lint.fields import FieldChecker
@@ -235,6 +236,7 @@ class PodChecker:
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
+        self._cuda = CudaChecker(reporter, scope)
 
     def check(self, pod: Spot) -> None:
         fields = FieldChecker(self._reporter)
@@ -256,6 +258,8 @@ class PodChecker:
                 message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", entry, message, hint=hint)
+        for container in _containers(pod):
+            self._cuda.check(container, declared)
         self._extended(pod, classes - {""})
 
     def _target(self, entry: Spot) -> Spot | None:
