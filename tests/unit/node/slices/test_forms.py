@@ -264,3 +264,15 @@ def test_host_memory_is_an_overhead_per_pod_where_the_api_server_keeps_it() -> N
         assert not any("nodeAllocatableResourceMappings" in device for device in others)
         assert "nodeAllocatableResources" not in monitor
         assert bool(built.notes) is not features.node_overhead
+
+
+def test_no_attribute_groups_partitions_of_equal_cost() -> None:
+    """So the driver publishes no partitionTypeAttribute: its values must mean equal consumption of counters."""
+    gpu = mig_gpu(H100)
+    terms = GpuTerms()
+    built = GpuDevices(gpu, snapshot(gpu), terms, forms_of(gpu, terms, ALL), ALL).build()
+    costs: dict[str, set[str]] = {}
+    for device in (device for device in built if "profile" in device.attributes):
+        costs.setdefault(str(device.attributes["profile"].string), set()).add(str(device.consumes_counters))
+    assert (len(costs["1g.10gb"]), len(costs["7g.80gb"])) == (7, 1)
+    assert any("profile" not in device.attributes and device.consumes_counters for device in built)
