@@ -88,7 +88,7 @@ class CudaChecker:
             hint = "write conditions such as cuda>=12.4; a comma means and, a space means or"
             self._reporter.add("DRA056", value, message, hint=hint)
             return
-        self._compare(value, alternatives, self._devices(container, declared))
+        self._compare(value, value.node.value, alternatives, self._devices(container, declared))
 
     def _devices(self, container: Spot, declared: Mapping[str, Spot | None]) -> list[KnownDevice]:
         """Return published devices of this driver that the claims of the container select."""
@@ -101,7 +101,7 @@ class CudaChecker:
                 found |= {id(device): device for device in matching_devices(chain, ours)}
         return list(found.values())
 
-    def _compare(self, value: Spot, alternatives: Sequence[str], devices: Sequence[KnownDevice]) -> None:
+    def _compare(self, value: Spot, text: str, alternatives: Sequence[str], devices: Sequence[KnownDevice]) -> None:
         useful = [each for each in alternatives if any(_meets(each, device) for device in devices)]
         failing = [device for device in devices if not any(_meets(each, device) for each in useful)]
         if not failing:
@@ -109,7 +109,7 @@ class CudaChecker:
         nodes = {node for device in devices for node in device.nodes}
         bad = {node for device in failing for node in device.nodes}
         met = f"no node meets {VARIABLE}" if not useful else f"{len(bad)} of {counted(len(nodes), 'node')} do not meet"
-        message = f"{met} {cut(value.node.value, 60)!r}: {_seen(failing)} on {listed(sorted(bad), 3)}"
+        message = f"{met} {cut(text, 60)!r}: {_seen(failing)} on {listed(sorted(bad), 3)}"
         wanted = f'device.driver == "{DRIVER}" && ({" || ".join(f"({each})" for each in useful or alternatives[:1])})'
         hint = f"add this selector to the request: {wanted}"
         if not useful:
@@ -118,7 +118,7 @@ class CudaChecker:
 
 
 def _meets(expression: str, device: KnownDevice) -> bool:
-    """Return whether the device is known to meet it: a missing attribute does not."""
+    """Return whether the device meets it. A device without the attribute does not."""
     try:
         return compile_selector(expression).evaluate(device.view)
     except (CelSyntaxError, CelEvaluationError):

@@ -255,7 +255,7 @@ def test_fields_that_the_api_server_kept_show_gates_that_are_on() -> None:
     assert not scheduler_of("v1.35.6", off, [resource_slice("a", tainted)]).features.device_taints
 
 
-GROUP = {"schedulingGroup": {"podGroupName": "pair"}}
+IN_GROUP = pod(template="t", schedulingGroup={"podGroupName": "pair"})
 
 
 def group_claim(**changes: Any) -> dict[str, Any]:
@@ -273,12 +273,11 @@ def group_claim(**changes: Any) -> dict[str, Any]:
 
 def test_claim_of_a_pod_group_belongs_to_each_of_its_pods() -> None:
     """The pod's status does not name it."""
-    wanted = pod(template="t", **GROUP)
     state = cluster(templates=[template("t")], claims=[group_claim()])
-    (found,) = subject_of(state, wanted).claims
+    (found,) = subject_of(state, IN_GROUP).claims
     assert (found.exists, found.problem) == (True, None)
     assert found.label == "claim gpu (of template t, for PodGroup pair)"
-    assert is_reserved_for(group_claim(), wanted)
+    assert is_reserved_for(group_claim(), IN_GROUP)
     assert Holders([group_claim()]).label_with_pods("default/pair-gpu-x").endswith("(pod podgroups/pair)")
 
 
@@ -291,7 +290,7 @@ def test_claim_of_a_pod_group_belongs_to_each_of_its_pods() -> None:
 )  # fmt: skip
 def test_claim_of_another_owner_or_entry_is_not_the_claim_of_the_group(other: dict[str, Any]) -> None:
     state = cluster(templates=[template("t")], claims=[group_claim(**other)])
-    (found,) = subject_of(state, pod(template="t", **GROUP)).claims
+    (found,) = subject_of(state, IN_GROUP).claims
     assert not found.exists
 
 

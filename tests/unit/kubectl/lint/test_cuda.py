@@ -72,7 +72,7 @@ def test_an_unknown_version_does_not_meet_a_requirement() -> None:
     assert "CUDA unknown with driver 535.54.3 on a" in found.message
 
 
-def test_without_published_devices_and_with_the_check_disabled_nothing_is_reported() -> None:
+def test_requirement_needs_published_devices_and_can_be_disabled() -> None:
     assert requiring("cuda>=99.0", cluster()) == []
     assert requiring("cuda>=99.0", MIXED, more=', {name: NVIDIA_DISABLE_REQUIRE, value: "1"}') == []
 
