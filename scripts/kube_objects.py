@@ -59,11 +59,18 @@ FIELDS: Final = {
     "resource.v1.CounterSet": "name counters",
     "resource.v1.DeviceTaint": "key effect value timeAdded",
     "resource.v1.Device": "name attributes capacity taints consumesCounters allowMultipleAllocations allNodes"
-    " bindingConditions bindingFailureConditions bindsToNode nodeAllocatableResourceMappings nodeName nodeSelector",
+    " bindingConditions bindingFailureConditions bindsToNode nodeAllocatableResourceMappings nodeAllocatableResources"
+    " nodeName nodeSelector",
     "resource.v1.ResourceSliceSpec": "driver pool nodeName devices sharedCounters allNodes nodeSelector"
     " perDeviceNodeSelection",
 }
 """The fields that are used of a type, in the order in which they are written; of others all."""
+ADDED: Final = {
+    "resource.v1.Device": {"nodeAllocatableResources": "{}resource.v1.NodeAllocatableResource"},
+    "resource.v1.NodeAllocatableResource": {"overhead": "resource.v1.NodeAllocatableOverhead"},
+    "resource.v1.NodeAllocatableOverhead": {"perPod": "Quantity"},
+}
+"""Fields of Kubernetes 1.37, which the OpenAPI document of 1.36 lacks (kubernetes/api resource/v1/types.go)."""
 RELAXED: Final = {
     "core.v1.PodSpec": "containers",
     "core.v1.NodeSystemInfo": "kubeletVersion containerRuntimeVersion kernelVersion",
@@ -111,6 +118,7 @@ def outputs(root: Path) -> list[Path]:
 def modules(root: Path) -> dict[Path, str]:
     """The text of each module by its path."""
     types: dict[str, dict[str, str]] = json.loads((root / SCHEMA).read_text(encoding="utf-8"))["types"]
+    types |= {name: {**types.get(name, {}), **fields} for name, fields in ADDED.items()}
     reached = {module: _reached(kinds, types) for module, kinds in ROOTS.items()}
     shared = sorted(set(reached["resource"]) & set(reached["core"]))
     meta = [name for name in reached["resource"] if name in shared]

@@ -55,10 +55,12 @@ class GpuPolicy(Struct, frozen=True, kw_only=True):
     priority: int = 0
     availability: Availability = Availability.OPEN
     whole: bool = True
+    monitor: bool = False
     mig_profiles: tuple[str, ...] | None = None
     mig_layout: Mapping[str, int] | None = None
     mig_when_free: bool = False
     sharing: SharingTerms | None = None
+    host_memory_bytes: int | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     health: HealthRules = DEFAULT_RULES
@@ -90,10 +92,12 @@ def policy_of(written: Fields) -> GpuPolicy:
         priority=spec.get("priority") or 0,
         availability=Availability(spec.get("availability") or Availability.OPEN),
         whole=True if whole is None else whole,
+        monitor=bool(forms.get("monitor")),
         mig_profiles=_texts(forms, "migProfiles"),
         mig_layout=None if layout is None else MappingProxyType({item["profile"]: item["count"] for item in layout}),
         mig_when_free=mig.get("mode") == "WhenFree",
         sharing=_sharing(_section(spec, "sharing")),
+        host_memory_bytes=_bytes(spec.get("hostMemoryPerPod")),
         taints=tuple(
             Taint(key=taint["key"], value=taint.get("value") or "", effect="NoSchedule")
             for taint in spec.get("taints") or ()

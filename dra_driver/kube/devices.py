@@ -120,6 +120,11 @@ def users_of(claim: Wire) -> Sequence[Wire]:
     return users
 
 
+def user_label(user: Wire) -> str:
+    """Return a pod's name, and the name of another user with its resource: ``podgroups/pair``."""
+    return str(user.get("name")) if is_pod(user) else f"{user.get('resource')}/{user.get('name')}"
+
+
 def is_pod(user: Wire) -> bool:
     """Return whether an entry of ``reservedFor`` names a pod: the core API group is absent or empty."""
     return user.get("resource") == "pods" and not user.get("apiGroup")

@@ -31,6 +31,7 @@ _POD_SPEC: Final = (
     "topologySpreadConstraints",
     "schedulerName",
     "schedulingGates",
+    "schedulingGroup",
     "priority",
     "priorityClassName",
     "preemptionPolicy",

@@ -59,18 +59,20 @@ def optional(about: str, *, default: object = None, alias: str | None = None) ->
     return Field(None, description=about, alias=alias, json_schema_extra=extra)
 
 
-def _memory(least: int) -> Any:
+def _memory(least: int, most: int = MOST_BYTES) -> Any:
     def check(value: object) -> object:
-        quantity_of(value, least, MOST_BYTES)
+        quantity_of(value, least, most)
         return value
 
-    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"x-quantity": {"min": least, "max": MOST_BYTES}})]
+    return Annotated[Any, BeforeValidator(check), WithJsonSchema({"x-quantity": {"min": least, "max": most}})]
 
 
 MemoryQuantity = _memory(MIB)
 """At least 1Mi, as text or as a whole number."""
 MemoryOrNone = _memory(0)
 """An amount of memory that may be 0."""
+HostMemory = _memory(MIB, 65536 * MIB)
+"""1Mi to 64Gi: more would keep pods off most nodes."""
 
 
 @dataclass(frozen=True)

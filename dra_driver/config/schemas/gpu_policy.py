@@ -10,7 +10,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field
 
-from dra_driver.config.schemas.base import AtMost, MemoryOrNone, MemoryQuantity, Strict, optional, text
+from dra_driver.config.schemas.base import AtMost, HostMemory, MemoryOrNone, MemoryQuantity, Strict, optional, text
 
 _LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
@@ -83,6 +83,11 @@ class AllowedForms(Strict):
     mig_profiles: Annotated[list[ProfilePattern], AtMost(32)] | None = optional(
         "MIG profiles that claims may have, as shell patterns such as 1g.*; an empty list forbids"
         " all of them, no list allows all of them."
+    )
+    monitor: bool | None = optional(
+        "Whether the GPU also has a device gpu-N-monitor, only for requests with adminAccess. It consumes no counters:"
+        " the scheduler also allocates it while the GPU or its partitions are in use.",
+        default=False,
     )
 
 
@@ -305,6 +310,10 @@ class PolicySpec(Strict):
     )
     mig: MigRules | None = optional("MIG mode and fixed partitions; without it, neither.")
     sharing: Sharing | None = optional("How claims share the GPU; without it, they do not.")
+    host_memory_per_pod: HostMemory | None = optional(
+        "Memory of the node that each pod with a device of the GPU uses for CUDA contexts, pinned buffers and the MPS"
+        " server. Kubernetes 1.37 adds it to the pod's memory (feature gate DRANodeAllocatableResources)."
+    )
     taints: Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None = optional("Taints of the GPU's devices.")
     attributes: Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None = optional(
         "Attributes of the GPU's devices in addition to the driver's own."

@@ -6,6 +6,7 @@ existing or not: a GI with one CI that spans it.
 """
 
 import re
+from typing import Final
 
 from msgspec import Struct
 
@@ -85,9 +86,14 @@ def partition_name(minor: int, profile_name: str, profile_id: int, start: int) -
     return DeviceName(f"gpu-{minor}-mig-{label}-{profile_id}-{start}")
 
 
+MONITOR_SUFFIX: Final = "-monitor"
+"""``gpu-0-monitor`` is the device of gpu-0 for admin access only."""
+
+
 def parent_name(device: str) -> str:
-    """The name of the GPU that a device is a form of: ``gpu-0`` for ``gpu-0-mig-1g10gb-19-0`` and for itself."""
-    return device.partition("-mig-")[0]
+    """The name of the GPU that a device is a form of: ``gpu-0`` for ``gpu-0-mig-1g10gb-19-0``, ``gpu-0-monitor`` and
+    for itself."""
+    return device.partition("-mig-")[0].removesuffix(MONITOR_SUFFIX)
 
 
 class PartitionName(Struct, frozen=True):

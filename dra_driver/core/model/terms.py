@@ -97,12 +97,13 @@ class WithheldPartitions(Struct, frozen=True, kw_only=True):
 class GpuTerms(Struct, frozen=True, kw_only=True):
     """The forms in which one GPU may be published. Default without a policy: whole or partitions, not shared.
 
-    ``profiles`` are ids of allowed MIG profiles, None for all; ``layout`` are the only placements, None for any.
-    ``mig_mode`` is the wanted MIG mode of a GPU that needs a reset for it, None to leave it. ``sharing`` None is
-    exclusive. ``kept`` are partitions in use that stay published although ``profiles`` lacks them. ``shares_in_use``:
-    claims have shares of the GPU, or all of it as a share; schedulers count those only while the GPU is published as
-    shared. ``policy`` is the applied policy, '' for none; ``waiting`` describes newer terms that wait until the GPU is
-    free. ``health`` and ``usage`` apply immediately.
+    ``monitor``: a device for admin access only is published, too. ``profiles`` are ids of allowed MIG profiles, None
+    for all; ``layout`` are the only placements, None for any. ``mig_mode`` is the wanted MIG mode of a GPU that needs a
+    reset for it, None to leave it. ``sharing`` None is exclusive. ``host_memory_bytes`` is memory of the node that each
+    pod with a device of the GPU is charged. ``kept`` are partitions in use that stay published although ``profiles``
+    lacks them. ``shares_in_use``: claims have shares of the GPU, or all of it as a share; schedulers count those only
+    while the GPU is published as shared. ``policy`` is the applied policy, '' for none; ``waiting`` describes newer
+    terms that wait until the GPU is free. ``health`` and ``usage`` apply immediately.
 
     Taints: ``condition_taints`` of the unhealthy GPU in every form, ``whole_taints`` of the whole GPU and its shares,
     ``partition_taints`` of single partitions. ``withheld`` is about partitions that do not exist yet.
@@ -111,10 +112,12 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     policy: str = ""
     offered: bool = True
     whole: bool = True
+    monitor: bool = False
     profiles: frozenset[int] | None = None
     layout: frozenset[tuple[int, int]] | None = None
     mig_mode: bool | None = None
     sharing: SharingTerms | None = None
+    host_memory_bytes: int | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     kept: frozenset[PartitionId] = frozenset()

@@ -237,6 +237,14 @@ class NodeAllocatableResourceMapping(Struct, frozen=True, kw_only=True, omit_def
     capacity_key: str = ""
 
 
+class NodeAllocatableOverhead(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    per_pod: Quantity | None = None
+
+
+class NodeAllocatableResource(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
+    overhead: NodeAllocatableOverhead | None = None
+
+
 class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="camel"):
     name: str
     attributes: dict[str, DeviceAttribute] = {}
@@ -249,6 +257,7 @@ class Device(Struct, frozen=True, kw_only=True, omit_defaults=True, rename="came
     binding_failure_conditions: tuple[str, ...] = ()
     binds_to_node: bool = False
     node_allocatable_resource_mappings: dict[str, NodeAllocatableResourceMapping] = {}
+    node_allocatable_resources: dict[str, NodeAllocatableResource] = {}
     node_name: str = ""
     node_selector: NodeSelector | None = None
 

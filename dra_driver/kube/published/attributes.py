@@ -52,6 +52,12 @@ def of_whole(gpu: Gpu, common: Attributes, strategy: str | None, island: Island 
     return {**_present(own), **common, **_present(_nvlink(gpu, island))}
 
 
+def of_monitor(gpu: Gpu, whole: Attributes) -> Attributes:
+    """Return the attributes of the device for admin access: the attributes of the whole GPU with another type."""
+    own = {names.TYPE: _identifier(names.TYPE_MONITOR), names.PARENT_UUID: _identifier(gpu.uuid)}
+    return {**whole, **_present(own)}
+
+
 def _nvlink(gpu: Gpu, island: Island | None) -> Mapping[str, DeviceAttribute | None]:
     return {
         names.NVLINK_ISLAND: None if island is None else _identifier(island.name),

@@ -2,15 +2,21 @@
 Devices share parts with each other, so callers must not change their dicts."""
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.mig import MigInstance, MigProfile, partition_name
+from dra_driver.core.model.mig import MONITOR_SUFFIX, MigInstance, MigProfile, partition_name
 from dra_driver.core.model.terms import SharingTerms
-from dra_driver.kube.objects.resource import Device, DeviceCapacity
+from dra_driver.kube.objects.resource import Device, DeviceCapacity, NodeAllocatableOverhead, NodeAllocatableResource
 from dra_driver.kube.published import attributes, shares
 from dra_driver.kube.published.attributes import Attributes
 from dra_driver.kube.published.islands import Island
 from dra_driver.kube.published.limits import MAX_ATTRIBUTES_AND_CAPACITIES
+
+
+def memory_overhead(amount: str) -> NodeAllocatableResource:
+    """Memory of the node that the scheduler and the kubelet of Kubernetes 1.37 add to each pod with the device."""
+    return NodeAllocatableResource(overhead=NodeAllocatableOverhead(per_pod=amount))
 
 
 class ProfileParts(Struct, frozen=True, kw_only=True):
@@ -37,6 +43,13 @@ def whole_gpu(
         capacity=shares.capacity_of(gpu, sharing),
         allow_multiple_allocations=True,
     )
+
+
+def monitor(gpu: Gpu, exclusive: Device) -> Device:
+    """The device of the GPU for admin access only. It has what ``exclusive``, the whole GPU, has: an expression that
+    reads a missing attribute or capacity fails the allocation of its claim on every node."""
+    name = f"{gpu.device_name}{MONITOR_SUFFIX}"
+    return replace(exclusive, name=name, attributes=attributes.of_monitor(gpu, exclusive.attributes))
 
 
 def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:

@@ -11,6 +11,7 @@ from typing import Final
 TYPE: Final = "type"
 TYPE_GPU: Final = "gpu"
 TYPE_MIG: Final = "mig"
+TYPE_MONITOR: Final = "monitor"
 UUID: Final = "uuid"
 PARENT_UUID: Final = "parentUUID"
 PROFILE: Final = "profile"

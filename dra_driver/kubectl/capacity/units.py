@@ -127,7 +127,9 @@ class Unit(Struct, kw_only=True, eq=False):
 
 def units_of(pool: Pool, *, shares: bool) -> list[Unit]:
     """Return the units of a usable pool, in the order of their first devices."""
-    units = units_of_devices(pool.key[0], pool.devices, shares=shares)
+    driver = pool.key[0]
+    offered = [device for device in pool.devices if not _is_monitor(device.wire, driver)]
+    units = units_of_devices(driver, offered, shares=shares)
     if not pool.counter_slices:
         return units
     overdrawn = any(value < 0 for value in pool.supply.left)
@@ -168,6 +170,11 @@ def _leader(leaders: dict[Hashable, Hashable], mark: Hashable) -> Hashable:
         leaders[mark] = leaders[leaders[mark]]
         mark = leaders[mark]
     return mark
+
+
+def _is_monitor(device: Wire, driver: str) -> bool:
+    """Return whether the device is for admin access only, which allocates nothing."""
+    return attribute_shown(device.get("attributes"), driver, names.TYPE) == names.TYPE_MONITOR
 
 
 def _set_names(device: Wire) -> Iterable[str]:

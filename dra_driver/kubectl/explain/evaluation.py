@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError, ConfigurationError
 from dra_driver.core.text import listed
-from dra_driver.kube.devices import results_of, users_of
+from dra_driver.kube.devices import results_of, user_label, users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.subject import Subject, SubjectClaim, Wire, allocation_of, label_of, name_of
@@ -266,7 +266,7 @@ class Holders:
         self._allocated_by_pool: dict[tuple[str, str], list[str]] = {}
         for claim in claims:
             label = label_of(claim)
-            self._pods[label] = [str(user.get("name")) for user in users_of(claim)]
+            self._pods[label] = [user_label(user) for user in users_of(claim)]
             for result in results_of(claim):
                 if not result.get("adminAccess"):
                     device = DeviceId(result["driver"], result["pool"], result["device"])

@@ -241,7 +241,7 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     fix = f"end {users} the GPU: {act_on(claims)}" if claims else "request less in one pod, or another GPU"
     if spec.admin_access:
         message += ", and the scheduler charges them for admin access"
-        fix += "; on nodes monitored through claims, disable MIG profiles (GpuPolicy, forms: {migProfiles: []})"
+        fix += "; or request class monitor.gpu.nvidia.com, whose devices a GpuPolicy adds (forms: {monitor: true})"
     return RejectionReason("counterShort", message, seen, fix, users=tuple(users_of))
 
 

@@ -55,9 +55,16 @@ def allocation_of(claim: Wire) -> Wire | None:
     return found
 
 
+def group_of(pod: Wire) -> str:
+    """Return the name of the pod's PodGroup (KEP-5729), "" without one."""
+    return str((spec_of(pod).get("schedulingGroup") or {}).get("podGroupName") or "")
+
+
 def is_reserved_for(claim: Wire, pod: Wire) -> bool:
-    """Compare by UID; by name if the pod has no UID, as in manifests."""
-    uid = uid_of(pod)
+    """Compare by UID; by name if the pod has no UID, as in manifests. A PodGroup's claim is reserved for the group."""
+    uid, group = uid_of(pod), group_of(pod)
+    if group and any(user.get("resource") == "podgroups" and user.get("name") == group for user in users_of(claim)):
+        return True
     return any(user.get("uid") == uid if uid else user.get("name") == name_of(pod) for user in users_of(claim))
 
 
@@ -227,6 +234,7 @@ def _count(value: object) -> int:
         return 0
 
 
+_ENTRY_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
 MAX_USERS: Final = 256
 """Limit of consumers of one claim (ResourceClaimReservedForMaxSize)."""
 
@@ -309,6 +317,10 @@ def _claim_of_entry(
         if not template or (name in generated and not generated[name]):
             return None
         claim_name = generated.get(name)
+        if group_of(pod):
+            shared = _claim_of_group(state, pod, name)
+            claim_name = name_of(shared) if shared is not None else claim_name
+            label = f"claim {name} (of template {template}, for PodGroup {group_of(pod)})"
     if claim_name:
         claim = _find(state.claims, namespace, claim_name)
         problem = _problem(state, pod, claim, claim_name, source)
@@ -333,6 +345,26 @@ def _claim_of_entry(
     return SubjectClaim(entry=name, source=source, claim=None, exists=False, label=label, problem=problem)
 
 
+def _claim_of_group(state: ClusterState, pod: Wire, entry: str) -> Wire | None:
+    """Return the claim generated for this entry of the pod's PodGroup: the annotation is the same as of a pod's."""
+    return next(
+        (
+            claim
+            for claim in state.claims
+            if namespace_of(claim) == namespace_of(pod)
+            and _is_of_group(claim, pod)
+            and ((claim.get("metadata") or {}).get("annotations") or {}).get(_ENTRY_ANNOTATION) == entry
+        ),
+        None,
+    )
+
+
+def _is_of_group(claim: Wire, pod: Wire) -> bool:
+    owners: Sequence[Wire] = (claim.get("metadata") or {}).get("ownerReferences") or ()
+    group = group_of(pod)
+    return bool(group) and any(owner.get("kind") == "PodGroup" and owner.get("name") == group for owner in owners)
+
+
 def _problem(state: ClusterState, pod: Wire, claim: Wire | None, name: str, source: str) -> Cause | None:
     where = f"claim/{name}"
     if claim is None and source == "claim":
@@ -351,7 +383,8 @@ def _problem(state: ClusterState, pod: Wire, claim: Wire | None, name: str, sour
             object=where,
         )
     owners: Sequence[Wire] = (claim.get("metadata") or {}).get("ownerReferences") or ()
-    if source == "template" and uid_of(pod) and all(owner.get("uid") != uid_of(pod) for owner in owners):
+    is_own = any(owner.get("uid") == uid_of(pod) for owner in owners) or _is_of_group(claim, pod)
+    if source == "template" and uid_of(pod) and not is_own:
         return Cause(
             code=CauseCode.CLAIM_NOT_OWNED,
             message=f"ResourceClaim {name} was not generated for this pod; it has another owner",

@@ -17,7 +17,7 @@ from dra_driver.core.model.terms import SharingTerms, Strategy
 from dra_driver.hardware.gpu import catalog
 from dra_driver.hardware.gpu.simulated.spec import DEFAULT_CUDA_VERSION, DEFAULT_DRIVER_VERSION, invent
 from dra_driver.kube.devices import attribute_text
-from dra_driver.kube.objects.resource import Device
+from dra_driver.kube.objects.resource import Device, DeviceCounterConsumption
 from dra_driver.kube.published import DIMENSIONS, DIRECT, SWITCH, Island, attributes, devices, names
 from dra_driver.kubectl.lint.manifest import Manifest
 from dra_driver.kubectl.lint.reading import plain
@@ -47,6 +47,7 @@ OTHER_CAPACITIES: Final = frozenset(
     | {"jpegEngines", "ofaEngines"}
     | {f"memorySlice{index}" for index in range(16)}
 )
+_COUNTED: Final = (DeviceCounterConsumption(counter_set="catalog", counters={}),)
 LARGEST_MEMORY: Final = "320Gi"
 """Upper limit for boards without memory in the catalog."""
 _LABEL: Final = re.compile(r"(\d+)gb")
@@ -104,6 +105,8 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     # Whole GPU next to its partitions if MIG mode can change at runtime.
     beside = bool(gpu.mig_profiles) and bool(gpu.mig_resetless)
     whole = devices.whole_gpu(gpu, board, None, beside_partitions=beside, island=island)
+    if beside:
+        whole = replace(whole, consumes_counters=_COUNTED)
     unsure = frozenset({names.MEMORY}) - set(whole.capacity)
     yield _known(model.product_name, whole, model=model.key, gigabytes=gigabytes, per_gpu=1, unsure=unsure)
     for strategy in Strategy:
@@ -114,7 +117,7 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
         yield _known(label, shared, model=model.key, gigabytes=None, per_gpu=0, unsure=unsure | {names.SHARES})
     for profile in gpu.mig_profiles:
         parts = devices.profile_parts(gpu, profile, board)
-        partition = devices.placement(gpu, parts, profile.starts[0])
+        partition = replace(devices.placement(gpu, parts, profile.starts[0]), consumes_counters=_COUNTED)
         unsure = frozenset(each.capacity for each in DIMENSIONS if each.of(profile) is None) | {names.UUID}
         label, gigabytes = f"{profile.name} of {model.product_name}", _gigabytes(profile.name)
         yield _known(label, partition, model=model.key, gigabytes=gigabytes, per_gpu=len(profile.starts), unsure=unsure)

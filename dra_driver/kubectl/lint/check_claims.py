@@ -3,13 +3,16 @@
 Limits of the API: k8s.io/api resource/v1, kubernetes/kubernetes pkg/apis/resource/validation. Pods: core/v1
 PodSpec.resourceClaims and ResourceRequirements.claims; extended resources as in KEP-5004."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dra_driver.kube.published import names
 from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_configs import CapacityChecker, ConfigChecker, exact_part, parts_of
+from dra_driver.kubectl.lint.check_cuda import CudaChecker
 from dra_driver.kubectl.lint.check_selectors import MAX_RESULTS, MatchChecker, SelectorChecker
+from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import Reporter, Severity
 from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, claim_devices
@@ -86,6 +89,7 @@ class ClaimChecker:
             self._reporter.add("DRA007", part.get("tolerations") or part, message)
         of_class = self._class(part)
         chain, valid = self._selectors.chain(part.each("selectors"))
+        self._admin_devices(part, chain if valid else None, of_class)
         if valid and self._matches.request(part, chain, of_class):
             self._capacity.request(part, chain, of_class)
         return self._count(part)
@@ -168,6 +172,28 @@ class ClaimChecker:
             message = f'admin access is refused: namespace {manifest.namespace} lacks the label {ADMIN_LABEL}: "true"'
             self._reporter.add("DRA038", spot, message, hint=hint, severity="error")
 
+    def _admin_devices(self, part: Spot, chain: Sequence[ParsedSelector] | None, of_class: ClassInfo | None) -> None:
+        """Report requests that the scheduler refuses for counters, and monitoring devices without admin access."""
+        if of_class is None:
+            return
+        if not part.flag("adminAccess"):
+            constants = {name for selector in of_class.selectors or () for name in selector.reads.constants}
+            if names.TYPE_MONITOR in constants and DRIVER in of_class.drivers:
+                spot, message = part.get("deviceClassName") or part, "the driver prepares monitoring devices only for"
+                self._reporter.add("DRA046", spot, f"{message} requests with adminAccess: true")
+            return
+        found = matching_devices(chain or (), of_class.devices)
+        published = [device for device in found if device.nodes]  # in the cluster; else any model may be
+        counted = next((device for device in published or found if device.wire.get("consumesCounters")), None)
+        if counted is not None:
+            message = (
+                f"the scheduler charges counters for admin access too (Kubernetes 1.36 and 1.37), so this request waits"
+                f" while {counted.label} or a partition of its GPU is allocated"
+            )
+            hint = "request class monitor.gpu.nvidia.com, whose devices a GpuPolicy adds (forms: {monitor: true})"
+            severity: Severity = "warning" if counted.nodes else "info"
+            self._reporter.add("DRA045", part.get("adminAccess") or part, message, hint=hint, severity=severity)
+
     def _name(self, owner: Spot) -> None:
         spot, name = owner.get("name"), owner.string("name")
         if spot is not None and name and not is_label(name):
@@ -210,6 +236,7 @@ class PodChecker:
     def __init__(self, reporter: Reporter, scope: Scope) -> None:
         self._reporter = reporter
         self._scope = scope
+        self._cuda = CudaChecker(reporter, scope)
 
     def check(self, pod: Spot) -> None:
         fields = FieldChecker(self._reporter)
@@ -231,6 +258,8 @@ class PodChecker:
                 message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", entry, message, hint=hint)
+        for container in _containers(pod):
+            self._cuda.check(container, declared)
         self._extended(pod, classes - {""})
 
     def _target(self, entry: Spot) -> Spot | None:

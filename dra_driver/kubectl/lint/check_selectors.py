@@ -11,7 +11,7 @@ from dra_driver.core.errors import CelSyntaxError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.semver import Semver
 from dra_driver.core.text import cut
-from dra_driver.kube.published import STANDARD_DOMAIN
+from dra_driver.kube.published import STANDARD_DOMAIN, names
 from dra_driver.kubectl.lint.catalog_devices import DRIVER, OTHER_ATTRIBUTES, OTHER_CAPACITIES, KnownDevice, gate_hint
 from dra_driver.kubectl.lint.expressions import (
     Comparison,
@@ -296,7 +296,7 @@ class MatchChecker:
             self._report_failure(failing, results)
             return
         real = [result for result in results if not result.device.bare]
-        if not real or any("vfio" in item.reads.constants for item in chain):
+        if not real or any(item.reads.constants & {"vfio", names.TYPE_MONITOR} for item in chain):
             return
         named = {driver for item in chain for driver, _ in item.reads.drivers}
         subjects = named or {domain for item in chain for domain, _ in item.reads.domains} - {STANDARD_DOMAIN}

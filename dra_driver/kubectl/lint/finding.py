@@ -71,6 +71,8 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA042", "share-takes-all-compute", "info", "A share that requests only memory takes all of the compute."),
     ("DRA043", "several-mps-shares", "error", "The driver rejects several shares in a claim under MPS."),
     ("DRA044", "sharing-of-a-share", "error", "The sharing section of a share contradicts its policy."),
+    ("DRA045", "admin-access-counted", "warning", "The scheduler charges counters for admin access."),
+    ("DRA046", "monitor-without-admin-access", "error", "Monitoring devices are for requests with adminAccess."),
     # Pods
     ("DRA050", "missing-claim", "warning", "The claim or template that a pod names is not defined in the input."),
     ("DRA051", "unknown-pod-claim", "error", "A container uses a claim that its pod does not declare."),
@@ -78,6 +80,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA053", "unused-pod-claim", "warning", "No container uses a claim of the pod."),
     ("DRA054", "claim-and-extended-resource", "warning", "A pod requests devices by claim and by extended resource."),
     ("DRA055", "several-shares", "warning", "A container requests shares of several GPUs."),
+    ("DRA056", "cuda-requirement", "warning", "Not every node meets NVIDIA_REQUIRE_CUDA of a container."),
     # Policies
     ("DRA060", "invalid-policy", "error", "Nodes reject the GpuPolicy."),
 )

@@ -101,6 +101,7 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
     "gpu.nvidia.com": f'{_GUARD}"gpu"',
     "mig.nvidia.com": f'{_GUARD}"mig"',
     "vfio.gpu.nvidia.com": f'{_GUARD}"vfio"',
+    "monitor.gpu.nvidia.com": f'{_GUARD}"monitor"',
 }
 """Classes of this driver and of NVIDIA's, used unless the input or the cluster defines them."""
 

@@ -49,9 +49,11 @@ CLOSED_TERMS = GpuTerms(offered=False)
 _MAX_SHOWN_CONFLICTS = 3
 _SPEC = {
     "whole": "forms.whole",
+    "monitor": "forms.monitor",
     "mig_profiles": "forms.migProfiles",
     "mig_layout": "mig.layout",
     "mig_when_free": "mig.mode",
+    "host_memory_bytes": "hostMemoryPerPod",
 } | {name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")}
 """Attributes of a policy that decide terms, and their fields in its spec."""
 
@@ -171,10 +173,12 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     return GpuTerms(
         policy=policy.name,
         whole=policy.whole,
+        monitor=policy.monitor,
         profiles=profiles,
         layout=None if policy.mig_layout is None else _layout(policy, gpu),
         mig_mode=not policy.whole if policy.mig_when_free and gpu.mig_capable else None,
         sharing=policy.sharing,
+        host_memory_bytes=policy.host_memory_bytes,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=attributes,
         health=policy.health,

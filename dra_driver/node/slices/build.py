@@ -15,8 +15,16 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
-from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
-from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Taint, Terms, terms_of
+from dra_driver.core.quantity import Quantity
+from dra_driver.kube.objects.resource import (
+    Counter,
+    CounterSet,
+    Device,
+    DeviceCounterConsumption,
+    DeviceTaint,
+    NodeAllocatableResource,
+)
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
 from dra_driver.kube.shapes import is_pool_name, is_subdomain
 from dra_driver.node.slices import counters
@@ -27,6 +35,8 @@ MAX_DRIVER_NAME = 63
 MAX_NAME_SHOWN = 80  # characters; a policy's name for an attribute can have any length
 NO_TERMS: Final[Terms] = MappingProxyType({})
 """The default terms for every GPU."""
+MONITOR_TAINT: Final = Taint(key="gpu.dra-driver.io/monitor", effect="NoSchedule")
+"""Keeps claims without admin access away. The node process also refuses to prepare them: any claim can tolerate it."""
 _STRENGTH: Final = {"NoExecute": 0, "NoSchedule": 1, "None": 2}
 
 
@@ -37,6 +47,7 @@ class GpuTaints:
         self._terms, self._features = terms, features
         withheld = (terms.withheld.taint,) if terms.withheld is not None else ()
         self.whole = self._wire((*terms.taints, *terms.whole_taints), terms.condition_taints)
+        self.monitor = self._wire((MONITOR_TAINT, *terms.taints), terms.condition_taints)
         self._common = self._wire(terms.taints, terms.condition_taints)
         self._withheld = self._wire((*terms.taints, *withheld), terms.condition_taints)
 
@@ -89,7 +100,10 @@ class GpuDevices:
         self._taints = GpuTaints(terms, features)
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
         self._left_out: set[str] = set(refused)
-        self._policy = terms.policy
+        self._host_memory: dict[str, NodeAllocatableResource] = {}
+        if terms.host_memory_bytes is not None and features.node_overhead:
+            self._host_memory = {"memory": devices.memory_overhead(str(Quantity.from_bytes(terms.host_memory_bytes)))}
+        self._terms, self._features = terms, features
 
     def build(self) -> tuple[Device, ...]:
         """The devices in the order in which the scheduler tries them (1.36: the order of the list)."""
@@ -98,13 +112,22 @@ class GpuDevices:
     @property
     def notes(self) -> tuple[str, ...]:
         """The omitted devices, as messages; complete after ``build``."""
+        return tuple(self._notes())
+
+    def _notes(self) -> Iterator[str]:
+        if self._terms.host_memory_bytes is not None and not self._features.node_overhead:
+            yield (
+                f"hostMemoryPerPod of policy {self._terms.policy} is not published for {self._gpu.device_name}: the API"
+                " server does not keep it (Kubernetes 1.37, feature gate DRANodeAllocatableResources)"
+            )
         if not self._left_out:
-            return ()
+            return
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
-        return (
-            f"attributes that policy {self._policy} adds to {self._gpu.device_name} are left out: {names}; a name is a "
-            "C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room for "
-            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
+        yield (
+            f"attributes that policy {self._terms.policy} adds to {self._gpu.device_name} are left out: {names}; a name"
+            " is a C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room"
+            " for "
+            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities"
         )
 
     def _devices(self) -> Iterator[Device]:
@@ -117,12 +140,16 @@ class GpuDevices:
         if self._forms.whole:
             yield self._whole()
         yield from self._placements()
+        if self._forms.monitor:  # last: first-fit requests without a class reach it after all others
+            monitor = self._finished(devices.monitor(self._gpu, self._described(None)), None, self._taints.monitor)
+            yield replace(monitor, node_allocatable_resources={})
+
+    def _described(self, sharing: SharingTerms | None) -> Device:
+        beside = bool(self._forms.placements)
+        return devices.whole_gpu(self._gpu, self._board, sharing, beside_partitions=beside, island=self._island)
 
     def _whole(self) -> Device:
-        gpu, forms = self._gpu, self._forms
-        device = devices.whole_gpu(
-            gpu, self._board, forms.sharing, beside_partitions=bool(forms.placements), island=self._island
-        )
+        device = self._described(self._forms.sharing)
         taken = self.counter_set.counters if self.counter_set is not None else None
         return self._finished(device, taken, self._taints.whole)
 
@@ -150,7 +177,13 @@ class GpuDevices:
         consumed: tuple[DeviceCounterConsumption, ...] = ()
         if taken is not None:
             consumed = (DeviceCounterConsumption(counter_set=counters.set_name(self._gpu), counters=taken),)
-        return replace(device, attributes=found, taints=taints, consumes_counters=consumed)
+        return replace(
+            device,
+            attributes=found,
+            taints=taints,
+            consumes_counters=consumed,
+            node_allocatable_resources=self._host_memory,
+        )
 
 
 class GpuGroup(Struct, frozen=True, kw_only=True):

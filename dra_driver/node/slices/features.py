@@ -27,6 +27,7 @@ from dra_driver.kube.objects.resource import (
     ResourcePool,
     ResourceSliceSpec,
 )
+from dra_driver.kube.published.devices import memory_overhead
 from dra_driver.node.slices.api import SlicesApi
 from dra_driver.node.slices.diff import SliceBody
 from dra_driver.node.slices.gates import ApiServerFeatures, dropped_fields
@@ -55,11 +56,14 @@ _CANARIES = {
         capacity={"memory": DeviceCapacity(value="2", request_policy=_TWO_SHARES)},
     ),
 }
+_OVERHEAD_FROM = (1, 37)
+_OVERHEAD = Device(name="canary", node_allocatable_resources={"memory": memory_overhead("1Mi")})
 _LIST = Device(name="canary", attributes={"canary": DeviceAttribute(ints=(0,))})
 
 
-def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> ApiServerFeatures:
-    """Query the API server, in up to six dry runs, and another one for ``lists``. Raises KubernetesApiError."""
+def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False, overhead: bool = False) -> ApiServerFeatures:
+    """Query the API server, in up to six dry runs, and one each for ``lists`` and ``overhead``. Raises
+    KubernetesApiError."""
 
     def keeps(device: Device | None, counter_set: CounterSet | None = None) -> bool:
         spec = ResourceSliceSpec(
@@ -76,7 +80,8 @@ def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False) -> Api
             return False  # the slice is invalid after the drop
         return not any(dropped_fields(spec, answer.get("spec")))
 
-    canaries = {**_CANARIES, "list_attributes": _LIST} if lists else _CANARIES
+    canaries = {**_CANARIES, **({"list_attributes": _LIST} if lists else {})}
+    canaries |= {"node_overhead": _OVERHEAD} if overhead else {}
     kept = {name: keeps(device) for name, device in canaries.items()}
     if keeps(None, _SET):  # 1.34 keeps a resource slice of counter sets alone, too, if the gate is on
         apart = keeps(_CONSUMER)
@@ -117,8 +122,9 @@ class FeatureWatch:
         version = self._version()
         if version == self._asked:
             return False
-        kept = probe(self._api, self._driver, self._node, lists=self._lists)
-        hides = (version.major, version.minor) == _SHARES_HIDE_COUNTERS
+        minor = (version.major, version.minor)
+        kept = probe(self._api, self._driver, self._node, lists=self._lists, overhead=minor >= _OVERHEAD_FROM)
+        hides = minor == _SHARES_HIDE_COUNTERS
         before, self._features = self._features, replace(kept, shares_hide_counters=hides)
         self._asked = version
         found = {name: getattr(self._features, name) for name in ApiServerFeatures.__struct_fields__}

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from msgspec import Struct
 
 from dra_driver.core.model.gpu import Gpu
-from dra_driver.core.model.mig import MigInstance, PartitionId
+from dra_driver.core.model.mig import MONITOR_SUFFIX, MigInstance, PartitionId
 from dra_driver.core.model.terms import DETACHED_TAINT, GpuTerms, SharingTerms, Taint
 from dra_driver.hardware.mig.order import Placement, placement_order
 from dra_driver.kube.published import limits
@@ -31,6 +31,7 @@ class Forms(Struct, frozen=True, kw_only=True):
     """
 
     whole: bool = False
+    monitor: bool = False
     sharing: SharingTerms | None = None
     foreign_instances: tuple[MigInstance, ...] = ()
     placements: tuple[Placement, ...] = ()
@@ -49,6 +50,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         return Forms(left={}, reasons=(withheld,))
     reasons = _Reasons()
     foreign = [instance for instance in gpu.mig_instances if not instance.owned]
+    monitor = terms.monitor and reasons.allowed_unless(_why_no_monitor(gpu, features))
     whole = terms.whole and reasons.allowed_unless(_why_not_whole(gpu, foreign, features))
     sharing = terms.sharing if whole and reasons.allowed_unless(_why_not_shared(gpu, terms, features)) else None
     usable = [
@@ -76,7 +78,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
                 for profile, start in placements
                 if (profile, start) not in uncut or PartitionId(gpu.uuid, profile.profile_id, start) in refused
             ]
-    kept, room = limits.MAX_DEVICES - len(usable) - whole, f"{limits.MAX_DEVICES} devices"
+    kept, room = limits.MAX_DEVICES - len(usable) - whole - monitor, f"{limits.MAX_DEVICES} devices"
     if features.counters_beside_devices:
         fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)
         if fitting < kept:
@@ -93,12 +95,13 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         max_devices = min(limits.MAX_DEVICES, 1 + len(allowed)) if features.counters else max(1, gpu.memory_slices)
     return Forms(
         whole=whole,
+        monitor=monitor,
         sharing=sharing,
         foreign_instances=tuple(usable),
         placements=tuple(placements[:kept]),
         withheld=uncut if features.taints else frozenset(),
         left=left if placements else {},
-        max_devices=max_devices,
+        max_devices=min(limits.MAX_DEVICES, max_devices + monitor),
         reasons=tuple(reasons.found),
     )
 
@@ -188,6 +191,15 @@ def _why_not_whole(gpu: Gpu, foreign: Sequence[MigInstance], features: ApiServer
     if gpu.mig_instances and not features.counters:
         return f"{name} is not offered whole until claims have released their MIG partitions of it"
     return None
+
+
+def _why_no_monitor(gpu: Gpu, features: ApiServerFeatures) -> str | None:
+    if features.taints:
+        return None
+    return (
+        f"{gpu.device_name}{MONITOR_SUFFIX} is not published: the API server does not keep the taint that would keep"
+        " claims without admin access away (feature gate DRADeviceTaints)"
+    )
 
 
 def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:

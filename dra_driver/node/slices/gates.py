@@ -19,8 +19,8 @@ from dra_driver.kube.objects.resource import ResourceSliceSpec
 
 # Below these keys, the strings of those keys are quantities: capacity: {memory: {value: 80Gi, requestPolicy:
 # {default: 1Gi}}}.
-_QUANTITY_PARENTS = frozenset({"capacity", "counters"})
-_QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "step"})
+_QUANTITY_PARENTS = frozenset({"capacity", "counters", "overhead"})
+_QUANTITY_KEYS = frozenset({"value", "default", "validValues", "min", "max", "step", "perPod"})
 # Field to attribute of Features.
 _FIELDS: Final = {
     "sharedCounters": "counters",
@@ -29,6 +29,7 @@ _FIELDS: Final = {
     "allowMultipleAllocations": "multi_allocation",
     "requestPolicy": "multi_allocation",
     "ints": "list_attributes",
+    "nodeAllocatableResources": "node_overhead",
 }
 
 
@@ -109,6 +110,8 @@ class ApiServerFeatures(Struct, frozen=True, kw_only=True):
     - ``shares_hide_counters``: the scheduler does not charge the counters of devices whose shares are allocated (1.35),
       so it would allocate partitions of a GPU next to its shares. Known by the API server's version.
     - ``list_attributes``: attributes may be lists (KEP-5491), and lists are wanted: see `features.FeatureWatch`.
+    - ``node_overhead``: devices may state memory of the node per pod (KEP-5517, as in 1.37). The mapping of 1.36 is
+      never published: the scheduler then gives a claim to one pod only.
     - ``taints_1_35``: taints may have effect None, and a device 16 of them instead of 4.
     """
 
@@ -120,6 +123,7 @@ class ApiServerFeatures(Struct, frozen=True, kw_only=True):
     taints_1_35: bool = False
     multi_allocation: bool = False
     list_attributes: bool = False
+    node_overhead: bool = False
 
 
 NO_FEATURES: Final = ApiServerFeatures()

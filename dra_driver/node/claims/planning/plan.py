@@ -14,7 +14,14 @@ from dra_driver.core.errors import ClaimError, DeviceLostError, UnknownDeviceErr
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
-from dra_driver.core.model.mig import MigInstance, PartitionId, PartitionName, parse_partition_name
+from dra_driver.core.model.mig import (
+    MONITOR_SUFFIX,
+    MigInstance,
+    PartitionId,
+    PartitionName,
+    parent_name,
+    parse_partition_name,
+)
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.hardware.cdi import CdiNames
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry, InstanceIds
@@ -200,13 +207,20 @@ def names_of(devices: Sequence[PlannedDevice]) -> list[str]:
 
 
 def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tuple[Gpu, AssignedPartition | None]:
-    """Return the GPU behind ``result``, and its partition; None for the whole GPU.
+    """Return the GPU behind ``result``, and its partition; None for the whole GPU and its monitoring device.
 
-    Raises `UnknownDeviceError`. Raises `ClaimError` for an unsupported kind of device, for a whole GPU in MIG mode, and
-    for a missing partition with admin access, which creates nothing.
+    Raises `UnknownDeviceError`. Raises `ClaimError` for an unsupported kind of device, for a whole GPU in MIG mode, for
+    a monitoring device without admin access, and for a missing partition with admin access, which creates nothing.
     """
     part = parse_partition_name(result.device)
-    gpu = snapshot.gpu(_gpu_name(part) if part else result.device)
+    monitored = result.device.removesuffix(MONITOR_SUFFIX)
+    if monitored != result.device and not result.admin_access:
+        raise ClaimError(
+            f"device {result.device} of claim {ref} is for admin access only, and its request has no adminAccess: "
+            "request class gpu.nvidia.com for a GPU, and remove the toleration of taint gpu.dra-driver.io/monitor",
+            reason="AdminAccessRequired",
+        )
+    gpu = snapshot.gpu(_gpu_name(part) if part else DeviceName(monitored))
     if gpu is None:
         raise _unknown(ref, result, snapshot, f"device {result.device}")
     if part is not None:
@@ -227,8 +241,7 @@ def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu
     """
     gpu = snapshot.gpu_by_uuid(assigned.gpu_uuid)
     if gpu is None:
-        part = parse_partition_name(assigned.device)
-        name = _gpu_name(part) if part else assigned.device
+        name = DeviceName(parent_name(assigned.device))
         other = snapshot.gpu(name)
         now = f"{name} is {other.uuid} now" if other else f"this node has {existing(snapshot)}"
         raise DeviceLostError(
@@ -304,7 +317,10 @@ def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: Partitio
 
 
 def _unknown(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, what: str) -> ClaimError:
-    if not _WHOLE_GPU.fullmatch(result.device) and parse_partition_name(result.device) is None:
+    if (
+        not _WHOLE_GPU.fullmatch(result.device.removesuffix(MONITOR_SUFFIX))
+        and parse_partition_name(result.device) is None
+    ):
         return ClaimError(
             f"{what} of claim {ref} is of a kind that this version of the driver does not prepare; "
             f"it prepares whole GPUs and MIG partitions: {existing(snapshot)}",

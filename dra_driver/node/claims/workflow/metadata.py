@@ -123,6 +123,8 @@ def _described(deps: ClaimDependencies, device: PlannedDevice, snapshot: Snapsho
     if device.partition is None:
         strategy = terms.sharing.strategy.value if terms.sharing and device.form is Form.WHOLE else None
         own = attributes.of_whole(device.gpu, board, strategy, islands_of(snapshot.gpus).get(device.gpu.uuid))
+        if device.device != device.gpu.device_name:
+            own = attributes.of_monitor(device.gpu, own)
     else:
         part = device.partition
         own = attributes.of_profile(device.gpu, part.profile_name, part.size, board)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import DraError
-from dra_driver.core.model.terms import SharingTerms, Strategy
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump
@@ -178,6 +178,14 @@ def test_a_gpu_and_its_partitions_are_one_row() -> None:
     ]
     (only,) = rows(node("a", "1xa100-sxm4-80gb+mig"))
     assert only[1] == "gpu-0"
+
+
+def test_monitoring_device_is_no_capacity_and_no_row_of_topology() -> None:
+    """A GPU with one counts once, and the device is not free for a claim."""
+    without = h100()
+    monitored = h100(slices=slices(terms=GpuTerms(policy="p", monitor=True)))
+    assert survey(monitored) == survey(without)
+    assert [each.device for each in topology_of(monitored)] == ["gpu-0"]
 
 
 def test_topology_lists_other_drivers_with_attributes() -> None:

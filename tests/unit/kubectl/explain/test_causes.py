@@ -7,9 +7,9 @@ import pytest
 
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import claim_subject, explain
-from dra_driver.kubectl.explain.evaluation import scheduler_of
+from dra_driver.kubectl.explain.evaluation import Holders, scheduler_of
 from dra_driver.kubectl.explain.report import Answer
-from dra_driver.kubectl.explain.subject import subject_of
+from dra_driver.kubectl.explain.subject import is_reserved_for, subject_of
 from dra_driver.scheduler.cel import selector_budget
 from tests.fakes.dra_objects import DRIVER, claim, device_class, exactly, gpu, node, resource_slice
 from tests.unit.kubectl.explain.clusters import (
@@ -253,3 +253,47 @@ def test_fields_that_the_api_server_kept_show_gates_that_are_on() -> None:
     assert (found.consumable_capacity, found.binding_conditions) == (False, False)
     off = {"DRADeviceTaints": False}
     assert not scheduler_of("v1.35.6", off, [resource_slice("a", tainted)]).features.device_taints
+
+
+IN_GROUP = pod(template="t", schedulingGroup={"podGroupName": "pair"})
+
+
+def group_claim(**changes: Any) -> dict[str, Any]:
+    """The claim that Kubernetes generates for a PodGroup (KEP-5729): the group owns it and has it reserved."""
+    claim = allocated_claim("pair-gpu-x", "gpu-0", on="a")
+    claim["metadata"] |= {
+        "annotations": {"resource.kubernetes.io/pod-claim-name": "gpu"},
+        "ownerReferences": [{"kind": "PodGroup", "name": "pair", "uid": "uid-of-pair"}],
+        **changes,
+    }
+    user = {"apiGroup": "scheduling.k8s.io", "resource": "podgroups", "name": "pair", "uid": "uid-of-pair"}
+    claim["status"]["reservedFor"] = [user]
+    return claim
+
+
+def test_claim_of_a_pod_group_belongs_to_each_of_its_pods() -> None:
+    """The pod's status does not name it."""
+    state = cluster(templates=[template("t")], claims=[group_claim()])
+    (found,) = subject_of(state, IN_GROUP).claims
+    assert (found.exists, found.problem) == (True, None)
+    assert found.label == "claim gpu (of template t, for PodGroup pair)"
+    assert is_reserved_for(group_claim(), IN_GROUP)
+    assert Holders([group_claim()]).label_with_pods("default/pair-gpu-x").endswith("(pod podgroups/pair)")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{"ownerReferences": [{"kind": "PodGroup", "name": "other", "uid": "u"}]},
+     {"ownerReferences": [{"kind": "Pod", "name": "pair", "uid": "u"}]},
+     {"annotations": {"resource.kubernetes.io/pod-claim-name": "nic"}}],
+    ids=["other group", "pod of that name", "other entry"],
+)  # fmt: skip
+def test_claim_of_another_owner_or_entry_is_not_the_claim_of_the_group(other: dict[str, Any]) -> None:
+    state = cluster(templates=[template("t")], claims=[group_claim(**other)])
+    (found,) = subject_of(state, IN_GROUP).claims
+    assert not found.exists
+
+
+def test_claim_of_a_pod_group_is_not_reserved_for_other_pods() -> None:
+    assert not is_reserved_for(group_claim(), pod(template="t"))
+    assert not is_reserved_for(group_claim(), pod(template="t", schedulingGroup={"podGroupName": "other"}))

@@ -279,7 +279,7 @@ def test_admin_access_to_a_gpu_in_use_names_the_counters() -> None:
     claims = [having("one", "gpu-0", users=("p",))]
     report = asked_of_h100(whole(adminAccess=True), claims=claims)
     assert "admin access" in report.requests[0].reasons[-1].message
-    assert "migProfiles: []" in fix(report)
+    assert "forms: {monitor: true}" in fix(report)
 
 
 def test_a_scheduler_defect_is_explained_with_its_workaround() -> None:

@@ -6,6 +6,7 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.lint import lint
 from dra_driver.kubectl.lint.manifest import ManifestSource
 from dra_driver.kubectl.lint.scope import known_from_catalog, known_from_cluster
+from tests.fakes.published import classes, h100
 from tests.unit.kubectl.lint.helpers import device_class, findings, one, pod, report, rules, template
 
 PLAIN = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}"
@@ -53,7 +54,7 @@ GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
         (config("{apiVersion: resource.nvidia.com/v1beta1, kind: MigDeviceConfig}", requests="gpu"), "DRA037"),
         (POLICY.replace("MPS", "mps"), "DRA060"),
         (POLICY + "  priority: 5000\n", "DRA060"),
-        (template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
+        (template("- {name: gpu, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}"), "DRA038"),
         (pod(USES), "DRA050"),
         (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu}, {name: other}]"), "DRA051"),
         (TEMPLATE + "---\n" + pod(USES, uses="[{name: gpu, request: other}]"), "DRA052"),
@@ -106,10 +107,10 @@ def test_findings_about_parameters_point_at_the_field() -> None:
 
 
 def test_admin_access_depends_on_the_namespace() -> None:
-    claim = template("- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com, adminAccess: true}}")
+    claim = template("- {name: gpu, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}")
     namespace = "---\napiVersion: v1\nkind: Namespace\nmetadata: {name: default, labels: {%s}}\n"
     assert one(claim + namespace % "a: b", "DRA038").severity == "error"
-    assert findings(claim + namespace % 'resource.kubernetes.io/admin-access: "true"') == []
+    assert rules(claim + namespace % 'resource.kubernetes.io/admin-access: "true"') == []
 
 
 def test_extended_resource_of_a_class_is_found_by_both_names() -> None:
@@ -175,3 +176,20 @@ def test_findings_per_file_are_limited() -> None:
 def test_names_are_resolved_across_files() -> None:
     sources = [ManifestSource(name="a.yaml", text=pod(USES)), ManifestSource(name="b.yaml", text=TEMPLATE)]
     assert lint(sources, known_from_catalog()).findings == ()
+
+
+MONITORED = template("- {name: gpu, exactly: {deviceClassName: monitor.gpu.nvidia.com, adminAccess: true}}")
+
+
+def test_admin_access_to_a_counted_device_is_reported_and_to_a_monitor_not() -> None:
+    """Only a cluster shows that the devices have counters now: a policy may have removed the partitions."""
+    claim, namespace = MONITORED.replace("monitor.", ""), {"DRA038"}
+    cluster = known_from_cluster(h100(classes=[*classes()]))
+    assert {(each.rule, each.severity) for each in findings(claim, cluster) if each.rule not in namespace} == {
+        ("DRA045", "warning")
+    }
+    assert {(each.rule, each.severity) for each in findings(claim) if each.rule not in namespace} == {
+        ("DRA045", "info")
+    }
+    assert set(rules(MONITORED)) == namespace
+    assert rules(MONITORED.replace(", adminAccess: true", "")) == ["DRA046"]

@@ -110,3 +110,12 @@ def test_a_plan_restored_from_the_journal_equals_the_first() -> None:
         claim(1, result("gpu-1", request="main/a", share_id=SHARE), result(admin_access=True, request="watch"))
     )
     assert restore_plan(journalled(done), machine(2), NAMES) == replace(done, claim=None)
+
+
+def test_monitor_is_prepared_for_admin_access_only() -> None:
+    """Any claim can tolerate the taint of the device: then the scheduler allocates it, and the node process refuses."""
+    error = refusal(claim(1, result("gpu-0-monitor")))
+    assert (type(error), error.reason) == (ClaimError, "AdminAccessRequired")
+    (device,) = planned(claim(1, result("gpu-0-monitor", admin_access=True))).devices
+    assert (device.gpu.uuid, device.partition, device.changes_hardware) == (gpu(0).uuid, None, False)
+    assert isinstance(refusal(claim(1, result("gpu-7-monitor", admin_access=True))), UnknownDeviceError)

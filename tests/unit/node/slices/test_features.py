@@ -63,6 +63,19 @@ def test_the_scheduler_of_1_35_does_not_charge_shares(minor: int, hides: bool) -
     assert watch.current.shares_hide_counters is hides
 
 
+@pytest.mark.parametrize(
+    ("minor", "drops", "kept"), [(36, (), False), (37, (), True), (37, ("nodeAllocatableResources",), False)]
+)
+def test_overhead_is_probed_from_1_37_on(minor: int, drops: tuple[str, ...], kept: bool, api: FakeSlicesApi) -> None:
+    """1.36 has the gate with another field, which this driver does not publish: no dry run is spent there."""
+    api.drops = set(drops)
+    version = ServerVersion(git_version=f"v1.{minor}.0", major=1, minor=minor)
+    watch = FeatureWatch(api, lambda: version, "gpu.nvidia.com", "node-a")
+    watch.refresh()
+    assert watch.current.node_overhead is kept
+    assert api.asked == (6 if minor == 37 else 5)
+
+
 def test_a_feature_that_a_write_lost_stays_off_until_the_version_changes(api: FakeSlicesApi) -> None:
     versions = [ServerVersion(git_version=text, major=1, minor=36) for text in ("v1.36.2", "v1.36.2", "v1.36.3")]
     watch = FeatureWatch(api, lambda: versions.pop(0), "gpu.nvidia.com", "node-a")
@@ -104,6 +117,7 @@ def test_a_server_that_arranges_counters_in_a_third_way_is_told_from_a_gate_that
         ("spec.devices[0].taints[1]", {"taints"}),
         ("spec.devices[0].allowMultipleAllocations", {"multi_allocation"}),
         ("spec.devices[0].capacity.memory.requestPolicy", {"multi_allocation"}),
+        ("spec.devices[0].nodeAllocatableResources", {"node_overhead"}),
         ("spec.devices[0].capacity", set()),
         ("spec.devices[0].attributes.taints.string", set()),
     ],

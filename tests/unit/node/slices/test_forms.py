@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dra_driver.core.model.gpu import Gpu
@@ -226,3 +227,52 @@ def test_max_devices_depends_on_the_terms_only() -> None:
     assert forms(gpu).max_devices == forms(cut).max_devices == 26
     assert forms(gpu, NO_COUNTERS).max_devices == 8
     assert forms(mig_gpu(A100)).max_devices == 1
+
+
+def test_monitor_consumes_no_counters_and_has_the_guarding_taint() -> None:
+    """The taint is first: the API server's limit of taints must not cut it."""
+    gpu = mig_gpu(H100)
+    asked = tuple(Taint(key=f"example.com/{number}", effect="NoSchedule") for number in range(16))
+    terms = GpuTerms(policy="p", monitor=True, taints=asked)
+    found = forms_of(gpu, terms, ALL)
+    *others, last = GpuDevices(gpu, snapshot(gpu), terms, found, ALL).build()
+    assert (last.name, last.consumes_counters, last.allow_multiple_allocations) == ("gpu-0-monitor", (), False)
+    assert (last.taints[0].key, last.taints[0].effect) == ("gpu.dra-driver.io/monitor", "NoSchedule")
+    whole = next(each for each in others if each.name == "gpu-0")
+    changed = {key for key in last.attributes if whole.attributes.get(key) != last.attributes[key]}
+    assert (changed, last.capacity) == ({"type", "parentUUID"}, whole.capacity)
+    assert found.max_devices == len(others) + 1
+
+
+def test_monitor_needs_a_policy_and_an_api_server_that_keeps_taints() -> None:
+    """Without its taint, any claim whose class selects by driver would get it."""
+    assert not forms(mig_gpu(H100)).monitor
+    withheld = forms(mig_gpu(H100), NO_TAINTS, monitor=True)
+    assert not withheld.monitor
+    assert "gpu-0-monitor is not published" in withheld.reasons[0]
+
+
+def test_host_memory_is_an_overhead_per_pod_where_the_api_server_keeps_it() -> None:
+    """The mapping of 1.36 is never published: with it, the scheduler gives a claim to one pod only."""
+    gpu = mig_gpu(H100)
+    terms = GpuTerms(policy="p", monitor=True, host_memory_bytes=600 * 2**20)
+    for features in (ALL, replace(ALL, node_overhead=True)):
+        built = GpuDevices(gpu, snapshot(gpu), terms, forms_of(gpu, terms, features), features)
+        *others, monitor = [to_builtins(device) for device in built.build()]
+        wanted = {"memory": {"overhead": {"perPod": "600Mi"}}} if features.node_overhead else None
+        assert {str(device.get("nodeAllocatableResources")) for device in others} == {str(wanted)}
+        assert not any("nodeAllocatableResourceMappings" in device for device in others)
+        assert "nodeAllocatableResources" not in monitor
+        assert bool(built.notes) is not features.node_overhead
+
+
+def test_no_attribute_groups_partitions_of_equal_cost() -> None:
+    """So the driver publishes no partitionTypeAttribute: its values must mean equal consumption of counters."""
+    gpu = mig_gpu(H100)
+    terms = GpuTerms()
+    built = GpuDevices(gpu, snapshot(gpu), terms, forms_of(gpu, terms, ALL), ALL).build()
+    costs: dict[str, set[str]] = {}
+    for device in (device for device in built if "profile" in device.attributes):
+        costs.setdefault(str(device.attributes["profile"].string), set()).add(str(device.consumes_counters))
+    assert (len(costs["1g.10gb"]), len(costs["7g.80gb"])) == (7, 1)
+    assert any("profile" not in device.attributes and device.consumes_counters for device in built)
