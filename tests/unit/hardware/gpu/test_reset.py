@@ -3,6 +3,9 @@
 import itertools
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.driver_root.smi import Smi
-from dra_driver.hardware.gpu.holders import GpuHolders
+from dra_driver.hardware.gpu.holders import MAX_FILES, GpuHolders
 from dra_driver.hardware.gpu.reset import TIMEOUT, SmiReset, has_reset
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
@@ -95,6 +98,49 @@ def test_processes_that_nvidia_smi_releases_itself_do_not_block_a_reset(tmp_path
     assert holders.blocking(GPU) == ("python (process 13)",)
     assert holders.is_running("nv-fabricmanager") is True
     assert holders.is_running("nvidia-imex") is False
+
+
+def test_known_holders_come_with_advice(tmp_path: Path) -> None:
+    for pid in range(20, 30):
+        process(tmp_path, pid, "python", "/dev/nvidia1")
+    process(tmp_path, 30, "nv-hostengine", "/dev/nvidia1")
+    found = GpuHolders(lambda: [tmp_path], lambda _: 1).blocking(GPU)
+    assert found is not None
+    assert found[0].startswith("nv-hostengine (process 30): stop DCGM")
+    assert (len(found), found[-1]) == (5, "7 more")
+
+
+def test_a_process_whose_files_are_hidden_is_unknown() -> None:
+    """Without CAP_SYS_PTRACE the node process cannot read the open files of other users' processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)  # noqa: PTH101, S103 - for the other user
+        with another_user():
+            _hidden(Path(folder) / "proc")
+
+
+def _hidden(proc: Path) -> None:
+    process(proc, 12, "python", "/dev/null")
+    assert GpuHolders(lambda: [proc], lambda _: 1).blocking(GPU) == ()
+    (proc / "12" / "fd").chmod(0)
+    assert GpuHolders(lambda: [proc], lambda _: 1).blocking(GPU) is None
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Root reads everything, so that the block runs as another user where the test runs as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_process_with_more_files_than_were_read_is_unknown(tmp_path: Path) -> None:
+    process(tmp_path, 12, "python", *["/dev/null"] * (MAX_FILES + 1))
+    assert GpuHolders(lambda: [tmp_path], lambda _: 1).blocking(GPU) is None
 
 
 def test_without_a_readable_proc_nothing_is_known(tmp_path: Path) -> None:

@@ -785,7 +785,7 @@ def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
     stage.gpus.inject(stage.gpu, "recovery-action")
     detach = stage._detach
     if moment == "detach":
-        stage._detach = lambda: stage.operations._stopping.set()  # type: ignore[method-assign]
+        stage._detach = stage.operations._stopping.set  # type: ignore[method-assign]
     stage.ask(operation)
     while not stage.operations._stopping.is_set():
         stage.operations.step()
