@@ -41,7 +41,8 @@ ADVICE: Final = {
 }
 
 RELEASED_BY_SMI: Final = frozenset({"nvidia-persiste", "nv-fabricmanage"})
-"""Programs for which nvidia-smi --gpu-reset cares itself (nvidia-smi(1)), by their names in the kernel."""
+"""Programs that do not block a reset, by their names in the kernel: Fabric Manager must run for it, and the node
+process switches persistence mode off (`reset.Persistence`)."""
 
 
 class GpuHolder(Struct, frozen=True, kw_only=True):

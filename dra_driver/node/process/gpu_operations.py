@@ -53,7 +53,7 @@ from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import MIG_MODE, GpuControl, GpuNotes, ModeAnswer
 from dra_driver.hardware.gpu.inventory import Inventory
-from dra_driver.hardware.gpu.reset import RESET_S, TIMEOUT, Reset
+from dra_driver.hardware.gpu.reset import RESET_S, TIMEOUT, Persistence, Reset
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process.detaching import Detaching, DetachRequest
@@ -136,6 +136,7 @@ class OperationTools(Struct, frozen=True, kw_only=True):
     boot_id: str
     repaired: Callable[[Collection[GpuUuid]], None] = lambda _: None
     exporter_closed: Callable[[], AbstractContextManager[object]] = nullcontext
+    persistence: Persistence | None = None
     settle_s: float = SETTLE_S
     busy_s: float = BUSY_S
     poll_s: float = POLL_S
@@ -519,6 +520,7 @@ class GpuOperations:
         record = self._tried(gpu, record)
         try:
             self._ask_detach(gpu, record)
+            record = self._without_persistence(gpu, record)
             for left in (*range(BUSY_TRIES - 1), None):
                 try:
                     self._reset_once(gpu)
@@ -539,6 +541,28 @@ class GpuOperations:
             self._detach = None
             tools.wake_detaching()
         self._save(gpu, replace(record, step=Step.VERIFYING))
+
+    def _without_persistence(self, gpu: GpuUuid, record: OperationRecord) -> OperationRecord:
+        """Switch persistence mode off for the reset; `_end` switches it on again."""
+        persistence = self._tools.persistence
+        if persistence is None or not persistence.is_on(gpu):
+            return record
+        record = replace(record, persistence=True)
+        self._save(gpu, record)
+        persistence.switch(gpu, False)
+        return record
+
+    def _with_persistence(self, gpu: GpuUuid, record: OperationRecord) -> str:
+        """Switch persistence mode on again; return the problem, "" without one. A reboot restores it."""
+        persistence = self._tools.persistence
+        if persistence is None or not record.persistence or self._was_rebooted(record):
+            return ""
+        try:
+            persistence.switch(gpu, True)
+        except HardwareError as error:
+            log.warning("cannot restore persistence mode", extra={"gpu": gpu, "reason": error})
+            return f"; persistence mode is off, and was on before: run nvidia-smi -pm 1 -i {gpu} on the node"
+        return ""
 
     def _reset_once(self, gpu: GpuUuid) -> None:
         holders = self._tools.holders(gpu)
@@ -744,6 +768,7 @@ class GpuOperations:
         tools, last = self._tools, self._tools.file.finished(gpu)
         begun = last.begun if record.number else (*last.begun, tools.now())[-DAILY:]
         finished = Finished(number=record.number or last.number, begun=begun)
+        result += self._with_persistence(gpu, record)
         # Before the record is removed, so that a process that dies in between reports it again.
         if failed:
             tools.tell("Warning", FAILED_EVENT, self._result(gpu, record, result))
@@ -811,5 +836,6 @@ def open_operations(
         repaired=repaired,
         settle_s=SIMULATED_SETTLE_S if simulated else SETTLE_S,
         exporter_closed=nullcontext if exporter is None else exporter.acquired,
+        persistence=hardware.persistence,
     )
     return GpuOperations(tools)

@@ -34,7 +34,8 @@ class Step(StrEnum):
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One operation, as the file has it. ``number`` is that of the request, "" for a policy's. ``old`` is the MIG
-    mode before it. ``needed``: the NVIDIA driver asked for a reset before it. ``problem`` is why it is undone or
+    mode before it. ``needed``: the NVIDIA driver asked for a reset before it. ``persistence``: persistence mode was
+    on and is off for the reset. ``problem`` is why it is undone or
     blocked."""
 
     operation: Operation
@@ -42,6 +43,7 @@ class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     by: str
     old: bool | None = None
     needed: bool = False
+    persistence: bool = False
     step: Step = Step.WAITING
     boot_id: str = ""
     tries: int = 0

@@ -21,7 +21,7 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.holders import MAX_FILES, GpuHolders
-from dra_driver.hardware.gpu.reset import TIMEOUT, SmiReset, has_reset
+from dra_driver.hardware.gpu.reset import TIMEOUT, SmiPersistence, SmiReset, has_reset
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
 BUSY = "The following GPUs could not be reset: GPU 00000000:65:00.0: In use by another client"
@@ -71,6 +71,21 @@ def test_a_reset_that_hangs_is_a_timeout_and_a_missing_program_is_not(tmp_path: 
     with pytest.raises(CommandError) as raised:
         reset(GPU, 0.2)
     assert raised.value.reason != TIMEOUT
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("echo Enabled", True), ("echo Disabled", False), ("echo '[N/A]'", None), ("echo Unknown Error; exit 255", None)],
+)
+def test_persistence_mode_is_read_and_switched(tmp_path: Path, script: str, expected: bool | None) -> None:
+    smi(tmp_path, f'echo "$@" >> {tmp_path}/asked; {script}')
+    persistence = SmiPersistence(Smi(str(tmp_path), environment={"PATH": os.environ["PATH"]}))
+    assert persistence.is_on(GPU) is expected
+    asked = [f"--query-gpu=persistence_mode --format=csv,noheader -i {GPU}"]
+    if "exit" not in script:
+        persistence.switch(GPU, False)
+        asked.append(f"-pm 0 -i {GPU}")
+    assert (tmp_path / "asked").read_text().splitlines() == asked
 
 
 def test_the_kernel_says_whether_it_can_reset_a_function(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.hardware.gpu.backend import MIG_MODE, MigModes, ModeAnswer
-from dra_driver.hardware.gpu.reset import TIMEOUT
+from dra_driver.hardware.gpu.reset import TIMEOUT, Persistence
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import PrepareGate
@@ -67,6 +67,7 @@ class Stage:
         self.control: Any = self.gpus
         self.sysfs = True
         self.is_known = True
+        self.persistence: Persistence | None = None
         self.is_stale = False
         self.fabric_manager: bool | None = True
         self.boot()
@@ -100,6 +101,7 @@ class Stage:
                 tell=lambda kind, reason, text: self.events.append((kind, reason, text)),
                 boot_id=self.boot_id,
                 repaired=self.repaired.extend,
+                persistence=self.persistence,
                 settle_s=0.0,
                 busy_s=0.0,
                 poll_s=0.0,
@@ -949,6 +951,57 @@ def test_a_newer_gpu_in_use_is_not_reset_for_its_mode(tmp_path: Path) -> None:
     stage.run()
     assert "this GPU needs no reset" in stage.result[1]
     assert stage.modes == OFF
+
+
+class PersistenceMode:
+    def __init__(self, gpu: GpuUuid, *, refuses: str = "") -> None:
+        self.on, self.gpu, self.refuses = True, gpu, refuses
+
+    def is_on(self, gpu: GpuUuid) -> bool | None:
+        return self.on if gpu == self.gpu else None
+
+    def switch(self, gpu: GpuUuid, on: bool) -> None:
+        if self.refuses == str(on):
+            raise CommandError("Unknown Error")
+        self.on = on
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "never", "refused"])
+def test_persistence_mode_is_off_for_the_reset_only(stage: Stage, moment: str) -> None:
+    """Also after a kill on either side of the reset, and after a refused one."""
+    mode = PersistenceMode(stage.gpu)
+    seen: list[bool] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        seen.append(mode.on)
+        if moment == "refused":
+            raise CommandError("refused")
+        if moment != "before":
+            stage.gpus.reset(gpu, within_s)
+        if moment != "never":
+            raise KilledError
+
+    stage.persistence, stage.reset = mode, reset
+    stage.boot()
+    stage.ask()
+    try:
+        stage.run()
+    except KilledError:
+        assert not mode.on
+        stage.reset = stage.gpus.reset
+        stage.boot()
+        stage.run()
+    assert seen == [False]
+    assert mode.on
+    assert stage.result[0] == (FAILED_EVENT if moment == "refused" else DONE_EVENT)
+
+
+def test_persistence_mode_that_stays_off_is_reported(stage: Stage) -> None:
+    stage.persistence = PersistenceMode(stage.gpu, refuses="True")
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "done; persistence mode is off, and was on before" in stage.result[1]
 
 
 def test_unreadable_requests_are_reported(stage: Stage) -> None:
