@@ -395,8 +395,13 @@ class GpuOperations:
         tools = self._tools
         reading = reading_of(tools.readings(), gpu.uuid)
         answers = reading is None or not reading.needs_reset
-        if gpu.mig_capable and answers and not tools.control.mig_modes(gpu.uuid).is_settled:
-            return "a change of MIG mode that is not this driver's is pending: apply it with a reset, or write it back"
+        modes = tools.control.mig_modes(gpu.uuid) if gpu.mig_capable and answers else None
+        if modes is not None and not modes.is_settled:
+            pending, now = ("on", 0) if modes.pending else ("off", 1)
+            return (
+                f"MIG mode {pending} is pending, which this driver did not request: write the present mode back on the "
+                f"node (nvidia-smi -i {gpu.uuid} -mig {now}), then repeat the request"
+            )
         return why_refused(
             record.operation,
             gpu,

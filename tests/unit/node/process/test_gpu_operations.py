@@ -251,7 +251,9 @@ REFUSED: dict[str, Callable[[Stage], object]] = {
     "sysfs has no `reset`": lambda stage: setattr(stage, "sysfs", False),
     "remove them with nvidia-smi mig -dci": _with_instance,
     "another recovery first: node-reboot": lambda stage: stage.gpus.inject(stage.gpu, "recovery-action=node-reboot"),
-    "that is not this driver's is pending": lambda stage: stage.gpus.request_mig_mode(stage.gpu, True),
+    "MIG mode on is pending, which this driver did not request": lambda stage: stage.gpus.request_mig_mode(
+        stage.gpu, True
+    ),
     "does not answer": lambda stage: stage.gpus.inject(stage.gpu, "xid=79"),
 }
 
@@ -796,7 +798,12 @@ def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
     assert [event for event in stage.events if event[1] == FAILED_EVENT] == []
     assert stage.held == [stage.gpu]
     stage._detach, stage.is_stale = detach, False  # type: ignore[method-assign]
-    stage.reset = lambda gpu, within_s: (tries.append(gpu), stage.gpus.reset(gpu, within_s))[0]
+
+    def succeed(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        stage.gpus.reset(gpu, within_s)
+
+    stage.reset = succeed
     stage.boot()
     stage.run()
     assert stage.result[0] == DONE_EVENT
@@ -921,9 +928,11 @@ def test_prepares_are_admitted_when_a_restart_has_to_wait_again(stage: Stage) ->
 
 
 def test_a_driver_upgrade_after_the_reset_delays_the_verification(stage: Stage) -> None:
+    """An administrator's request keeps the driver closed."""
+
     def reset(gpu: GpuUuid, within_s: float) -> None:
         stage.gpus.reset(gpu, within_s)
-        stage._detach = lambda: None  # type: ignore[method-assign] - an administrator's request holds it
+        stage._detach = lambda: None  # type: ignore[method-assign]
 
     stage.reset = reset
     stage.ask()
@@ -937,6 +946,8 @@ def test_a_driver_upgrade_after_the_reset_delays_the_verification(stage: Stage) 
 
 
 def test_a_newer_gpu_in_use_is_not_reset_for_its_mode(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "2xh100-sxm5-80gb")
+
     class Busy:
         def __getattr__(self, name: str) -> object:
             return getattr(stage.gpus, name)
@@ -944,7 +955,6 @@ def test_a_newer_gpu_in_use_is_not_reset_for_its_mode(tmp_path: Path) -> None:
         def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
             return ModeAnswer.IN_USE if enabled else stage.gpus.request_mig_mode(gpu, enabled)
 
-    stage = Stage(tmp_path, "2xh100-sxm5-80gb")
     stage.control, stage.reset = Busy(), lambda gpu, within_s: pytest.fail("reset")
     stage.boot()
     stage.ask()
