@@ -610,7 +610,7 @@ class GpuOperations:
         return bool(phase)
 
     def _await_state(self, look: Callable[[], str | None], within_s: float) -> str | None:
-        """Wait until ``look`` finds nothing wrong in what was read anew; return the last difference."""
+        """Read the GPUs until ``look`` returns None or the time ends; return its last difference."""
         lacks: str | None = ""
 
         def is_right() -> bool:

@@ -71,7 +71,7 @@ class OperationsFile:
         self._path = path
         self._kept = _Kept()
         self.lost: str | None = None
-        """The reason why earlier records are unknown; None when they are known. Set by `load`."""
+        """The reason why `load` could not read earlier records; None without one."""
 
     def load(self) -> Mapping[GpuUuid, OperationRecord]:
         """Read the file. An unreadable file is renamed: its operations cannot continue."""

@@ -180,3 +180,5 @@ def test_mig_mode_is_named_where_it_would_help(product: str, profile: str) -> No
     (said,) = causes(profile)
     assert "MIG mode is being switched on, which waits until" in said
     assert causes("1g.99gb") == []
+    (said,) = causes("1c.3g.20gb")
+    assert "(1c.3g.20gb) are not supported: request the GPU instance 3g.20gb" in said

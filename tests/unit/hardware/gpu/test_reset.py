@@ -128,7 +128,7 @@ def test_known_holders_come_with_advice(tmp_path: Path) -> None:
 def test_a_process_whose_files_are_hidden_is_unknown() -> None:
     """Without CAP_SYS_PTRACE the node process cannot read the open files of other users' processes."""
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o777)  # noqa: PTH101, S103 - for the other user
+        os.chmod(folder, 0o777)  # noqa: PTH101, S103 - another user writes into it
         with another_user():
             _hidden(Path(folder) / "proc")
 

@@ -772,7 +772,7 @@ def test_a_reboot_counts_as_the_reset(stage: Stage) -> None:
 def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
     stage: Stage, operation: Operation, moment: str
 ) -> None:
-    """An upgrade of the DaemonSet is no failure, and no reason for a second reset."""
+    """An upgrade of the DaemonSet neither fails the operation nor repeats the reset."""
     tries: list[GpuUuid] = []
 
     def reset(gpu: GpuUuid, within_s: float) -> None:
@@ -810,7 +810,7 @@ def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
     assert len(tries) == {"detach": 1, "busy": 2, "verify": 1}[moment]
 
 
-def test_a_gpu_that_is_lost_in_its_reset_is_not_reset_again_and_keeps_the_taint(stage: Stage) -> None:
+def test_a_gpu_that_is_lost_in_its_reset_keeps_the_taint(stage: Stage) -> None:
     tries: list[GpuUuid] = []
 
     def lose(gpu: GpuUuid, within_s: float) -> None:
