@@ -360,7 +360,8 @@ class GpuOperations:
                 uuid, record, f"GPU {uuid} is missing or does not answer; the node process changed nothing", failed=True
             )
             return True
-        record = replace(record, old=gpu.mig_enabled, needed=asks_for_reset(self._reading(uuid)))
+        fabric = gpu.fabric is not None and gpu.fabric.is_ready
+        record = replace(record, old=gpu.mig_enabled, needed=asks_for_reset(self._reading(uuid)), fabric=fabric)
         try:
             refused = self._why_refused(gpu, record)
         except HardwareError as error:
@@ -638,7 +639,8 @@ class GpuOperations:
         found = find_gpu(tools.inventory.current(), gpu)
         modes = tools.control.mig_modes(gpu) if found is not None and found.mig_capable else None
         pair = None if modes is None else (modes.current, modes.pending)
-        return why_unverified(record.operation, found, pair, reading_of(tools.readings(), gpu))
+        reading = reading_of(tools.readings(), gpu)
+        return why_unverified(record.operation, found, pair, reading, fabric_was_ready=record.fabric)
 
     def _finish(self, gpu: GpuUuid, record: OperationRecord) -> None:
         tools = self._tools

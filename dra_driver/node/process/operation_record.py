@@ -33,16 +33,16 @@ class Step(StrEnum):
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation, as the file has it. ``number`` is that of the request, "" for a policy's. ``old`` is the MIG
-    mode before it. ``needed``: the NVIDIA driver asked for a reset before it. ``persistence``: persistence mode was
-    on and is off for the reset. ``problem`` is why it is undone or
-    blocked."""
+    """One operation, as the file has it. ``number`` is that of the request, "" for a policy's. Before it, ``old`` was
+    the MIG mode, ``needed``: the NVIDIA driver asked for a reset, ``fabric``: the NVLink fabric was ready, and
+    ``persistence``: persistence mode was on. ``problem`` is why it is undone or blocked."""
 
     operation: Operation
     number: str = ""
     by: str
     old: bool | None = None
     needed: bool = False
+    fabric: bool = False
     persistence: bool = False
     step: Step = Step.WAITING
     boot_id: str = ""

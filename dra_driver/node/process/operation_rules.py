@@ -29,9 +29,11 @@ def why_refused(
     fabric_manager: bool | None,
 ) -> str | None:
     """The reason why the operation can never begin in the GPU's present state; None when it can."""
-    action = reading.recovery_action if reading is not None else None
-    answers_reset = reading is not None and reading.needs_reset and operation is Operation.RESET
-    if reading is not None and reading.unreachable is not None and not answers_reset:
+    if reading is None:
+        return "the health of the GPU is unknown, and with it the recovery that the NVIDIA driver asks for"
+    action = reading.recovery_action
+    answers_reset = reading.needs_reset and operation is Operation.RESET
+    if reading.unreachable is not None and not answers_reset:
         return f"{REBOOT} the GPU does not answer: {reading.unreachable}"
     if action is not None and action not in RESETS and action is not RecoveryAction.NONE:
         return f"the NVIDIA driver asks for another recovery first: {action}"
@@ -83,7 +85,9 @@ def asks_for_reset(reading: HealthReading | None) -> bool:
 
 def may_reset_again(reading: HealthReading | None) -> bool:
     """Return whether a second reset can repair the GPU after the first: not one that is lost or needs a reboot."""
-    if reading is None or (reading.unreachable is not None and not reading.needs_reset):
+    if reading is None or not asks_for_reset(reading):
+        return False
+    if reading.unreachable is not None and not reading.needs_reset:
         return False
     return reading.recovery_action in (None, RecoveryAction.NONE, *RESETS)
 
@@ -109,7 +113,12 @@ def wanted_by_policy(gpu: Gpu, terms: GpuTerms, reading: HealthReading | None) -
 
 
 def why_unverified(
-    operation: Operation, gpu: Gpu | None, modes: tuple[bool, bool] | None, reading: HealthReading | None
+    operation: Operation,
+    gpu: Gpu | None,
+    modes: tuple[bool, bool] | None,
+    reading: HealthReading | None,
+    *,
+    fabric_was_ready: bool,
 ) -> str | None:
     """The difference between the GPU and the result of the operation; None without one. ``modes``: now and pending."""
     if gpu is None or (reading is not None and reading.unreachable is not None):
@@ -131,6 +140,8 @@ def why_unverified(
         return f"{REBOOT} the NVIDIA driver asks for it"
     if reading.recovery_action not in (None, RecoveryAction.NONE):
         return f"the NVIDIA driver asks for another recovery: {reading.recovery_action}"
+    if fabric_was_ready and (gpu.fabric is None or not gpu.fabric.is_ready):
+        return "its NVLink fabric is not ready, and was before: check Fabric Manager"
     return None
 
 

@@ -17,7 +17,8 @@ from dra_driver.core.errors import (
     HardwareError,
     ResetRequiredError,
 )
-from dra_driver.core.model.gpu import NvLinkPeer, NvLinks
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.gpu_operation import (
     DONE_EVENT,
     FAILED_EVENT,
@@ -27,6 +28,7 @@ from dra_driver.core.model.gpu_operation import (
     requests_of,
     text_of,
 )
+from dra_driver.core.model.health import HealthReading
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms
@@ -37,6 +39,7 @@ from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import PrepareGate
 from dra_driver.node.process.gpu_operations import DAILY, GATE, REST_S, GpuOperations, OperationTools
 from dra_driver.node.process.operation_record import FILE, MAX_FINISHED, OperationsFile, Step
+from dra_driver.node.process.operation_rules import why_silent, why_unverified
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import stand_in
 
@@ -254,6 +257,7 @@ REFUSED: dict[str, Callable[[Stage], object]] = {
     "MIG mode on is pending, which this driver did not request": lambda stage: stage.gpus.request_mig_mode(
         stage.gpu, True
     ),
+    "the health of the GPU is unknown": lambda stage: setattr(stage, "is_stale", True),
     "does not answer": lambda stage: stage.gpus.inject(stage.gpu, "xid=79"),
 }
 
@@ -961,6 +965,28 @@ def test_a_newer_gpu_in_use_is_not_reset_for_its_mode(tmp_path: Path) -> None:
     stage.run()
     assert "this GPU needs no reset" in stage.result[1]
     assert stage.modes == OFF
+
+
+def test_a_reset_is_verified_when_the_fabric_is_ready_again(stage: Stage) -> None:
+    """CUDA fails on the GPU until then (802). A fabric that was down before the reset delays nothing."""
+    gpu = replace(stage.last.gpus[0], fabric=Fabric(state=FabricState.IN_PROGRESS))
+    (reading, _) = stage.gpus.health_readings()
+
+    def lacks(gpu: Gpu, *, ready: bool) -> str | None:
+        return why_unverified(Operation.RESET, gpu, None, reading, fabric_was_ready=ready)
+
+    assert "fabric is not ready" in str(lacks(gpu, ready=True))
+    assert lacks(gpu, ready=False) is None
+    assert lacks(replace(gpu, fabric=Fabric(state=FabricState.COMPLETED)), ready=True) is None
+
+
+def test_a_listed_gpu_that_does_not_answer_is_not_released(stage: Stage) -> None:
+    """The inventory keeps the last values of a GPU whose calls hang."""
+    gpu = stage.last.gpus[0]
+    hangs = HealthReading(gpu_uuid=gpu.uuid, unreachable="a call has not returned", hangs=True)
+    assert "a call has not returned" in str(why_silent(gpu, hangs))
+    assert why_silent(gpu, replace(hangs, needs_reset=True)) is None
+    assert why_silent(gpu, HealthReading(gpu_uuid=gpu.uuid)) is None
 
 
 class PersistenceMode:
