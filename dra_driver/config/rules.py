@@ -146,6 +146,12 @@ RULES: Final[Mapping[str, SchemaRule]] = {
             and _inner(it, "forms").get("migProfiles") != []
         ),
     ),
+    "no-compute-instances": SchemaRule(
+        "compute instances such as 1c.3g.20gb are not supported: forms.migProfiles names GPU instances (3g.20gb)",
+        "!has(self.forms) || !has(self.forms.migProfiles)"
+        " || self.forms.migProfiles.all(profile, !profile.matches('^[0-9]+c[.]'))",
+        lambda it: any(re.match("[0-9]+c[.]", str(each)) for each in _inner(it, "forms").get("migProfiles") or ()),
+    ),
     "layout-needs-profiles": SchemaRule(
         "mig.layout names the partitions that the GPU offers: remove forms.migProfiles",
         "!has(self.mig) || !has(self.mig.layout) || !has(self.forms) || !has(self.forms.migProfiles)",

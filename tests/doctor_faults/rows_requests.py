@@ -236,6 +236,13 @@ ROWS = rows(
             "kubectl dra migrate",
         ): asking("nvidia.com/mig-1g.10gb"),
         fail(
+            "pod that asks for a compute instance",
+            Layer.WORKLOAD,
+            "ResourceNotProvided",
+            "nvidia.com/mig-1c.3g.20gb",
+            "request the GPU instance 3g.20gb",
+        ): asking("nvidia.com/mig-1c.3g.20gb"),
+        fail(
             "pod that asks for nvidia.com/gpu, no class gives it",
             Layer.WORKLOAD,
             "ResourceNotProvided",

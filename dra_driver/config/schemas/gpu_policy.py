@@ -95,7 +95,12 @@ class MigCount(Strict):
     """A number of partitions of one profile."""
 
     profile: Annotated[
-        str, text(longest=32, pattern=r"[0-9]+g\.[0-9]+gb(\+[a-z.]+)?", says="a profile such as 1g.5gb")
+        str,
+        text(
+            longest=32,
+            pattern=r"[0-9]+g\.[0-9]+gb(\+[a-z.]+)?",
+            says="a profile such as 1g.5gb; not a compute instance",
+        ),
     ] = Field(description="A MIG profile, as nvidia-smi mig -lgip lists it.")
     count: Annotated[int, Field(ge=1, le=16)] = Field(description="The number of partitions.")
 
@@ -291,6 +296,7 @@ class PolicySpec(Strict):
         "sharing-needs-whole",
         "mig-mode-needs-forms",
         "layout-needs-profiles",
+        "no-compute-instances",
         "attribute-once",
     )
 

@@ -14,6 +14,21 @@ from dra_driver.core.model.ids import DeviceName, GpuUuid, MigUuid
 
 _PARTITION = re.compile(r"gpu-(0|[1-9][0-9]*)-mig-(.+)-(0|[1-9][0-9]*)-(0|[1-9][0-9]*)")
 _FOREIGN_TO_LABELS = re.compile(r"[^a-z0-9-]")
+COMPUTE: Final = re.compile(r"\b[1-9][0-9]*c\.(?=[1-9][0-9]*g\.[1-9][0-9]*gb)")
+"""The start of the profile of a compute instance that is smaller than its GPU instance: ``1c.`` of ``1c.3g.20gb``."""
+_COMPUTE_PROFILE: Final = re.compile(COMPUTE.pattern + r"[1-9][0-9]*g\.[1-9][0-9]*gb")
+
+
+def no_compute_instance(text: str) -> str | None:
+    """The reason why no device has the profile of a compute instance in ``text``; None without one."""
+    found = _COMPUTE_PROFILE.search(text)
+    if found is None:
+        return None
+    gpu_instance = COMPUTE.sub("", found[0])
+    return (
+        f"compute instances smaller than their GPU instance ({found[0]}) are not supported: request the GPU instance "
+        f"{gpu_instance}"
+    )
 
 
 class MigProfile(Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ from dra_driver.diagnose.doctor.views import (
     is_for,
     used_classes,
 )
-from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
+from dra_driver.kube.published.mig_mode import mig_mode_off, unpublished_gpus, whole_only_gpus
 from dra_driver.kube.published.names import TYPE_MIG
 from dra_driver.kube.state import Wire
 from dra_driver.scheduler.cel import DeviceView, compile_selector, selector_budget
@@ -55,7 +55,7 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 @check("classes-match", Layer.CLASSES, "the devices that DeviceClasses select")
 def _match(facts: ClusterFacts) -> Iterator[Finding]:
     views = device_views(facts.whole.own_slices)
-    if not views:
+    if not views and not unpublished_gpus(facts.whole.gpu_nodes):
         return
     used = used_classes(facts)
     drivers = facts.driver_names
@@ -81,7 +81,7 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             do = "kubectl dra lint class.yaml names the place. A failing selector ends a pod's scheduling on all nodes."
             yield fail(seen, "selectors that evaluate on every device", do, f"class/{name}", reason="SelectorFails")
             continue
-        if not matches and (name == WHOLE or name in used):
+        if not matches and ((name == WHOLE and views) or name in used):
             found = _no_match(item, facts.whole, used.get(name, ()), drivers)
             if len(views) == MOST_DEVICES:
                 seen = f"none of the first {MOST_DEVICES} published devices matches it"
@@ -122,7 +122,7 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
     programs = [compile_selector(expression) for expression in expressions(item)]
     gpus = [
         gpu
-        for gpu in whole_only_gpus(facts.own_slices)
+        for gpu in (*whole_only_gpus(facts.own_slices), *unpublished_gpus(facts.gpu_nodes))
         if any(
             all(program.evaluate(DeviceView(gpu.driver, dict(device), lists=True)) for program in programs)
             for device in gpu.as_partitions()
@@ -130,7 +130,10 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
     ]
     reported = {gpu.uuid: gpu for status in facts.gpu_nodes.values() for gpu in status.gpus}
     if gpus:
-        return "MigModeOff", *mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
+        seen, do = mig_mode_off(gpus, {uuid: gpu.policy for uuid, gpu in reported.items()})
+        problems = [each.message for status in facts.gpu_nodes.values() for each in status.problems]
+        obstacle = next((text for text in problems if gpus[0].uuid in text and "MIG mode" in text), None)
+        return "MigModeOff", f"{seen}. Its node reports: {obstacle}" if obstacle else seen, do
     if reported and all("Partitions" not in gpu.offered_as for gpu in reported.values()):
         seen = "no node publishes partitions: its GPUs do not support MIG, or a policy does not allow them"
         return "NoPartitions", seen, do

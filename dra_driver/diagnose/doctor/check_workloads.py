@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding, warn
+from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor.facts import (
     ClusterFacts,
@@ -110,7 +111,8 @@ def _plugin_resources(facts: ClusterFacts) -> Iterator[Finding]:
             yield fail(
                 f"requests {listed(lost)}, but no DeviceClass and no device plugin provides it",
                 "a claim, or a DeviceClass with this extendedResourceName (Kubernetes 1.36)",
-                "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
+                no_compute_instance(lost[0])
+                or "kubectl dra migrate rewrites the workload; kubectl dra classes apply makes classes for "
                 "nvidia.com/mig-*.",
                 subject_of("pod", pod),
                 reason="ResourceNotProvided",

@@ -29,7 +29,7 @@ _CAPABILITY = re.compile(r"/nvidia-caps/nvidia-cap\d+")
 
 # What to do about a program, by its name in the kernel, which has at most 15 characters.
 ADVICE: Final = {
-    "nv-hostengine": "stop DCGM on this node, or have it release its GPUs",
+    "nv-hostengine": "stop DCGM on this node, or detach it: dcgmi set --detach-driver (DCGM 4.5, driver 590)",
     "dcgm-exporter": "stop dcgm-exporter on this node, or keep it off nodes with MIG claims",
     "dra-hw-check": "the hardware check ends within ten minutes",
     "nvidia-persiste": "the persistence daemon has every GPU open and rarely is the cause",
@@ -41,7 +41,8 @@ ADVICE: Final = {
 }
 
 RELEASED_BY_SMI: Final = frozenset({"nvidia-persiste", "nv-fabricmanage"})
-"""Programs for which nvidia-smi --gpu-reset cares itself (nvidia-smi(1)), by their names in the kernel."""
+"""Programs that do not block a reset, by their names in the kernel: Fabric Manager must run for it, and the node
+process switches persistence mode off (`reset.Persistence`)."""
 
 
 class GpuHolder(Struct, frozen=True, kw_only=True):
@@ -63,17 +64,22 @@ class Scan(Struct, frozen=True, kw_only=True):
 
 
 def scan(proc: Path, minor: int, *, clock: Callable[[], float] = time.monotonic, most: int = MAX_PROCESSES) -> Scan:
-    """Other processes that have ``/dev/nvidia<minor>`` open, known ones first. Ends after `SCAN_S`. Raises OSError."""
-    deadline, looked = clock() + SCAN_S, 0
+    """Other processes that have ``/dev/nvidia<minor>`` open, known ones first. Ends after `SCAN_S`. Raises OSError.
+    It is incomplete as well if the open files of a process cannot be read, or are more than `MAX_FILES`."""
+    deadline, looked, complete = clock() + SCAN_S, 0, True
     own = _own_pid(proc)
     found: list[GpuHolder] = []
     for pid in _pids(proc):
         if looked >= most or clock() > deadline:
             return Scan(proc=proc, holders=_ordered(found), processes=looked, complete=False)
         looked += 1
-        if pid != own and (holder := _holder(proc / str(pid), pid, minor)) is not None:
+        if pid == own:
+            continue
+        holder, is_whole = _holder(proc / str(pid), pid, minor)
+        complete = complete and is_whole
+        if holder is not None:
             found.append(holder)
-    return Scan(proc=proc, holders=_ordered(found), processes=looked)
+    return Scan(proc=proc, holders=_ordered(found), processes=looked, complete=complete)
 
 
 def describe(found: Scan) -> str:
@@ -112,11 +118,14 @@ class GpuHolders:
         return None
 
     def blocking(self, gpu: str) -> tuple[str, ...] | None:
-        """The processes that must close the GPU before a reset; None when not all processes can be listed."""
+        """The processes that must close the GPU before a reset, with advice, at most `MAX_NAMED` and their number; None
+        when not all processes can be listed."""
         found = self._scan(gpu)
         if found is None or not found.complete:
             return None
-        return tuple(str(holder) for holder in found.holders if holder.name not in RELEASED_BY_SMI)
+        left = [holder for holder in found.holders if holder.name not in RELEASED_BY_SMI]
+        shown = [f"{each}: {ADVICE[each.name]}" if each.name in ADVICE else str(each) for each in left[:MAX_NAMED]]
+        return (*shown, *([f"{len(left) - MAX_NAMED} more"] if len(left) > MAX_NAMED else []))
 
     def is_running(self, name: str) -> bool | None:
         """Return whether a process of that name runs on the node; None when the processes cannot be listed."""
@@ -161,20 +170,25 @@ def _own_pid(proc: Path) -> int | None:
         return None
 
 
-def _holder(process: Path, pid: int, minor: int) -> GpuHolder | None:
+def _holder(process: Path, pid: int, minor: int) -> tuple[GpuHolder | None, bool]:
+    """The process if it has the GPU open, and whether all its files were read."""
     holds = capabilities = False
+    is_whole = True
     try:
         with os.scandir(process / "fd") as files:
             for count, file in enumerate(files):
                 if count >= MAX_FILES:
+                    is_whole = False
                     break
                 target = _target(file.path)
                 device = _DEVICE.search(target)
                 holds = holds or (device is not None and int(device[1]) == minor)
                 capabilities = capabilities or bool(_CAPABILITY.search(target))
-        return GpuHolder(pid=pid, name=_name(process), capabilities=capabilities) if holds else None
-    except OSError:
-        return None
+        return (GpuHolder(pid=pid, name=_name(process), capabilities=capabilities) if holds else None), is_whole
+    except PermissionError:
+        return None, False
+    except OSError:  # it has ended
+        return None, True
 
 
 def _target(link: str) -> str:

@@ -23,6 +23,7 @@ RESET_S: Final = 120.0
 """Limit of one reset. A reset takes seconds; one that hangs in the kernel cannot be killed."""
 TIMEOUT: Final = "Timeout"
 """The ``reason`` of the CommandError of a reset that did not end: no second one may be started."""
+PERSISTENCE_S: Final = 30.0
 UNSUPPORTED: Final = "ResetUnsupported"
 _NOT_AVAILABLE: Final = 3
 _IN_USE: Final = ("in use by another client", "currently in use", "in use by another process")
@@ -64,6 +65,36 @@ class SmiReset:
             raise ResetRequiredError(f"{problem}: {_REFUSED[_NOT_AVAILABLE][1]}", reason=UNSUPPORTED)
         kind, advice = _REFUSED.get(ended.status, (CommandError, "see NVRM and Xid lines in the node's kernel log"))
         raise kind(f"{problem}: {advice}")
+
+
+class Persistence(Protocol):
+    """Persistence mode keeps the kernel driver's state of a GPU without clients, and a reset is refused because of it:
+    nvidia-smi releases it only if it reaches the socket of nvidia-persistenced, which it does not in a container."""
+
+    def is_on(self, gpu: GpuUuid) -> bool | None:
+        """Return None if unknown, such as for a GPU that answers only to a reset. Raises CommandError with `TIMEOUT`
+        for a program that hangs."""
+
+    def switch(self, gpu: GpuUuid, on: bool) -> None:
+        """Raises CommandError."""
+
+
+class SmiPersistence:
+    def __init__(self, smi: Smi) -> None:
+        self._smi = smi
+
+    def is_on(self, gpu: GpuUuid) -> bool | None:
+        try:
+            asked = ["--query-gpu=persistence_mode", "--format=csv,noheader", "-i", gpu]
+            answer = self._smi.run(asked, within_s=PERSISTENCE_S)
+        except CommandError as error:
+            if error.reason == TIMEOUT:
+                raise
+            return None
+        return {"enabled": True, "disabled": False}.get(answer.strip().lower())
+
+    def switch(self, gpu: GpuUuid, on: bool) -> None:
+        self._smi.run(["-pm", "1" if on else "0", "-i", gpu], within_s=PERSISTENCE_S)
 
 
 def has_reset(sysfs_root: str) -> Callable[[str], bool]:

@@ -81,8 +81,8 @@ class DrainRun:
         self._report.gpus = self._gpus or tuple(gpu.uuid for gpu in published)
         if unknown := sorted({*self._report.gpus} - {gpu.uuid for gpu in published}):
             self._say(
-                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, or not a GPU of this node. "
-                "Check the UUID"
+                f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, hidden by a policy, or not "
+                "a GPU of this node. Check the UUID"
             )
         self.view.holders(self._gpus, published, force=self._options.force)  # fail early
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))

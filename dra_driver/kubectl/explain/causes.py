@@ -7,6 +7,7 @@ from typing import Final, NamedTuple
 from msgspec.structs import replace
 
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
+from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import (
     allocation_results,
@@ -157,6 +158,16 @@ def mig_mode_is_off(state: ClusterState, specs: Sequence[RequestSpec], features:
         if fitting:
             seen, fix = mig_mode_off(fitting)
             yield Cause(code=CauseCode.MIG_MODE_OFF, message=seen, fix=fix, blocks=False)
+
+
+def compute_instances(specs: Sequence[RequestSpec]) -> Iterator[Cause]:
+    """Yield a cause for each request that names the profile of a compute instance."""
+    for spec in specs:
+        texts = (*spec.class_selectors, *spec.selectors)
+        if refused := next((found for text in texts if (found := no_compute_instance(text))), None):
+            yield Cause(
+                code=CauseCode.COMPUTE_INSTANCE, message=refused, object=f"class/{spec.class_name}", blocks=False
+            )
 
 
 def _takes_partitions(spec: RequestSpec) -> bool:
@@ -360,7 +371,8 @@ def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
                 code=CauseCode.RESOURCE_UNKNOWN,
                 message=f"no node offers resource {request.resource}, and no DeviceClass provides it "
                 f"(spec.extendedResourceName)",
-                fix=f"create a DeviceClass with extendedResourceName: {request.resource}, or use a ResourceClaim",
+                fix=no_compute_instance(request.resource)
+                or f"create a DeviceClass with extendedResourceName: {request.resource}, or use a ResourceClaim",
                 object=f"resource/{request.resource}",
             )
 

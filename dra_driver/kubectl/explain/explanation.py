@@ -261,6 +261,7 @@ class _Explainer:
             matching = {(one.claim, one.request): matching_devices(one) for one in details.requests}
             short = [spec for spec in self._all_requests() if not self._is_matched(spec, matching)]
             self._causes += other.mig_mode_is_off(self._state, short, self._scheduler.features)
+            self._causes += other.compute_instances(short)
         self._notes += [details.note] if details.note else []
         self._use_scheduler_message(results)
         verdict = self._verdict(results, details)

@@ -45,6 +45,7 @@ class CauseCode(StrEnum):
     DEVICE_UNHEALTHY = "deviceUnhealthy"
     DEVICE_NOT_PUBLISHED = "deviceNotPublished"
     MIG_MODE_OFF = "migModeOff"
+    COMPUTE_INSTANCE = "computeInstance"
 
 
 class Cause(Struct, frozen=True, kw_only=True, rename="camel"):

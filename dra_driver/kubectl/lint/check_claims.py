@@ -6,6 +6,7 @@ PodSpec.resourceClaims and ResourceRequirements.claims; extended resources as in
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
@@ -228,6 +229,7 @@ def request_names(devices: Spot) -> Requests:
 
 
 _IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
+_MIG_RESOURCE: Final = "nvidia.com/mig-"
 _USUAL: Final = {"nvidia.com/gpu": "gpu.nvidia.com"}
 _KINDS: Final = {"resourceClaimName": "ResourceClaim", "resourceClaimTemplateName": "ResourceClaimTemplate"}
 
@@ -328,6 +330,8 @@ class PodChecker:
                 implied = name.removeprefix(_IMPLICIT) if name.startswith(_IMPLICIT) else ""
                 target = implied or resources.get(name) or _USUAL.get(name, "")
                 self._several_shares(name, target, value)
+                if name.startswith(_MIG_RESOURCE) and (refused := no_compute_instance(name)):
+                    self._reporter.add("DRA057", value, refused)
                 if target in classes and value.node.value not in {0, "0"}:
                     message = f"the pod requests {name} and has a claim for DeviceClass {target}: it gets both"
                     hint = "remove either the extended resource or the claim"

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from dra_driver.core.errors import CelSyntaxError
+from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.semver import Semver
 from dra_driver.core.text import cut
@@ -340,7 +341,8 @@ class MatchChecker:
             f"{': ' + seen if seen else ''}"
         )
         severity: Severity = "error" if cluster else "warning"
-        self._reporter.add("DRA018", best.selector.spot, message, offset=clause.offset, severity=severity)
+        hint = no_compute_instance(clause.text) or ""
+        self._reporter.add("DRA018", best.selector.spot, message, hint=hint, offset=clause.offset, severity=severity)
 
     def _report_partial_match(self, results: Sequence[MatchResult], misuses: Misuses) -> None:
         mine = [result for result in results if result.device.nodes]

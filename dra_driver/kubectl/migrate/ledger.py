@@ -152,12 +152,13 @@ class PluginConfig(Struct, frozen=True, kw_only=True):
 
 class GpuLayout(Struct, frozen=True, kw_only=True):
     """An entry of a mig-parted config. ``minors`` None: all GPUs; ``products`` empty: any product; ``profiles`` None:
-    MIG is off.
+    MIG is off. ``pinned``: ``mig.layout`` has the counts.
     """
 
     minors: tuple[int, ...] | None
     products: tuple[str, ...]
     profiles: Mapping[str, int] | None
+    pinned: bool = False
 
 
 class MigLayout(Struct, frozen=True, kw_only=True):

@@ -11,7 +11,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.model.mig import COMPUTE, no_compute_instance
 from dra_driver.hardware.gpu import catalog
+from dra_driver.hardware.gpu.simulated.spec import profiles as mig_profiles
+from dra_driver.hardware.mig.order import fixed_placements
 from dra_driver.kube.published import names
 from dra_driver.kube.published.device_classes import API_VERSION, MANAGED_BY, Offer, class_of
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm
@@ -46,6 +49,10 @@ _PROFILE: Final = re.compile(r"(?:[1-9]c\.)?[1-9]g\.[1-9][0-9]*gb(?:[+-][a-z.]+(
 _MINORS: Final = (
     "became select.minors of the policy: N of /dev/nvidiaN, by default NVML's index; compare with `nvidia-smi -q`"
 )
+_LAYOUT_PROFILE: Final = re.compile(r"[0-9]+g\.[0-9]+gb(\+[a-z.]+)?")
+MAX_PROFILES: Final = 8
+MAX_COUNT: Final = 16
+"""Limits of ``mig.layout`` (config/schemas/gpu_policy.py)."""
 _DEVICE_ID: Final = re.compile(r"0x([0-9A-Fa-f]{4})10DE", re.IGNORECASE)
 
 
@@ -99,8 +106,29 @@ def _entry(document: InputDocument, path: Path, name: str, ledger: Ledger) -> Gp
             if key in entry:
                 ledger.lost((*path, key), "unknown product: its policy would apply to all GPUs")
         return None
-    _note_profiles(entry, path, dns_name(f"mig-{name}"), profiles, ledger)
-    return GpuLayout(minors=minors, products=products, profiles=profiles)
+    policy, why_not = dns_name(f"mig-{name}"), _why_not_pinned(profiles or {}, products)
+    _note_mode(entry, path, policy, profiles, ledger)
+    _note_profiles(entry, path, policy, why_not, ledger)
+    return GpuLayout(minors=minors, products=products, profiles=profiles, pinned=bool(profiles) and not why_not)
+
+
+def _why_not_pinned(profiles: Mapping[str, int], products: Sequence[str]) -> str:
+    """The reason why ``mig.layout`` cannot have these counts; "" when it can. Without products, one known board with
+    these profiles has to have room; boards that the catalogue lacks count as if they had."""
+    if any(COMPUTE.match(profile) for profile in profiles):
+        return "compute instances are not supported"
+    unfit = any(not _LAYOUT_PROFILE.fullmatch(name) or count > MAX_COUNT for name, count in profiles.items())
+    if unfit or len(profiles) > MAX_PROFILES:
+        return f"mig.layout has at most {MAX_PROFILES} profiles and {MAX_COUNT} partitions of each"
+    boards = [model for model in catalog.models().values() if not products or model.product_name in products]
+    known = [{each.name: each for each in mig_profiles(board.mig)} for board in boards if board.mig is not None]
+    able = [each for each in known if profiles.keys() <= each.keys()]
+    if products and len(able) < len(boards):
+        return "not all of these boards have these profiles"
+    fits = [fixed_placements([of[name] for name, count in profiles.items() for _ in range(count)]) for of in able]
+    if fits and not (all(fits) if products else any(fits)):
+        return "they do not fit on the GPU together"
+    return ""
 
 
 def _profiles(document: InputDocument, path: Path, enabled: bool) -> dict[str, int] | None:
@@ -162,27 +190,36 @@ def _is_count(value: object, *, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
-def _note_profiles(
+def _note_mode(
     entry: dict[str, object], path: Path, policy: str, profiles: Mapping[str, int] | None, ledger: Ledger
 ) -> None:
     if profiles is None:
-        ledger.carried((*path, "mig-enabled"), f"became policy {policy}: only whole GPUs (forms.migProfiles: [])")
+        text = f"became policy {policy}: only whole GPUs (forms.migProfiles: [], mig.mode: WhenFree)"
+        ledger.carried((*path, "mig-enabled"), text)
         if "mig-devices" in entry:
             ledger.carried((*path, "mig-devices"), "empty")
         return
-    text = f"became policy {policy}: partitions are created on demand and deleted after use"
+    text = (
+        f"became policy {policy} (mig.mode: WhenFree): MIG mode of A100 and A30 is switched on when nothing uses the "
+        "GPU; partitions are created on demand and deleted after use"
+    )
     ledger.changed((*path, "mig-enabled"), text)
     if not entry["mig-devices"]:
         ledger.carried((*path, "mig-devices"), "none: the policy hides these GPUs (availability: Hidden)")
+
+
+def _note_profiles(entry: dict[str, object], path: Path, policy: str, why_not_pinned: str, ledger: Ledger) -> None:
     for profile, count in mapping_at(entry, "mig-devices").items():
         place = (*path, "mig-devices", profile)
-        if re.match(r"[1-9]c\.", str(profile)):
-            ledger.lost(place, "compute instances smaller than their GPU instance are not supported")
+        if refused := no_compute_instance(str(profile)):
+            ledger.lost(place, refused)
         elif not count:
             ledger.carried(place, "none of this profile")
+        elif not why_not_pinned:
+            ledger.carried(place, f"became mig.layout of policy {policy} and a DeviceClass")
         else:
             text = f"became forms.migProfiles of policy {policy} and a DeviceClass; claims determine the number"
-            ledger.changed(place, f"{text}, instead of {count}")
+            ledger.changed(place, f"{text}, instead of {count}: {why_not_pinned}")
 
 
 MANAGER: Final = "dra-driver-migrate"
@@ -236,8 +273,8 @@ def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
 def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
     """Return classes for profiles, as `kubectl dra classes` creates them, and for renamed resources."""
     entries = [entry for layout in gathered.layouts.values() for entry in layout.entries]
-    profiles = {profile for entry in entries for profile in entry.profiles or ()} | set(asked_for)
-    made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles) if "c." not in each]
+    profiles = {COMPUTE.sub("", each) for entry in entries for each in entry.profiles or ()} | set(asked_for)
+    made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles)]
     return [*made, *(_renamed(*each, driver) for each in sorted(gathered.renamed.items()))]
 
 
@@ -284,7 +321,8 @@ _JOINED_PRIORITY: Final = 50
 
 
 class PolicyDraft(Struct, frozen=True, kw_only=True):
-    """A policy to write. ``nodes`` are names, None for all nodes; ``label`` selected them before."""
+    """A policy to write. ``nodes`` are names, None for all nodes; ``label`` selected them before. ``layout`` pins the
+    partitions. ``switches_mode``: MIG mode follows the forms."""
 
     name: str
     priority: int
@@ -293,6 +331,8 @@ class PolicyDraft(Struct, frozen=True, kw_only=True):
     minors: tuple[int, ...] | None = None
     products: tuple[str, ...] = ()
     profiles: tuple[str, ...] | None = None
+    layout: Mapping[str, int] | None = None
+    switches_mode: bool = False
     whole: bool = True
     hidden: bool = False
     strategy: str = ""
@@ -354,7 +394,9 @@ def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> I
     nodes = None if everywhere else gathered.nodes_with(MIG_LABEL, name)
     # mig-parted uses the last of several entries for one GPU.
     for index, entry in enumerate(entries):
-        profiles = None if entry.profiles is None else tuple(each for each in entry.profiles if "c." not in each)
+        # A claim can have the GPU instance of a compute instance.
+        gpu_instances = (COMPUTE.sub("", each) for each in entry.profiles or ())
+        profiles = None if entry.profiles is None else tuple(dict.fromkeys(gpu_instances))
         yield PolicyDraft(
             name=dns_name(dns_name(f"mig-{name}") + (f"-{index + 1}" if len(entries) > 1 else "")),
             priority=_LAYOUT_PRIORITY + (_DEFAULT_PRIORITY if everywhere else 2 * _NAMED_PRIORITY) + min(index, 9),
@@ -363,6 +405,8 @@ def _of_layout(name: str, entries: Sequence[GpuLayout], gathered: Gathered) -> I
             minors=entry.minors,
             products=entry.products,
             profiles=() if profiles is None else profiles,
+            layout=entry.profiles if entry.pinned else None,
+            switches_mode=True,
             whole=profiles is None,
             hidden=profiles == (),
         )
@@ -405,9 +449,11 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
     if draft.hidden:
         spec["availability"] = "Hidden"
     elif draft.profiles is not None:
-        spec["forms"] = {**({} if draft.whole else {"whole": False}), "migProfiles": list(draft.profiles)}
-        if not draft.whole:  # A100 and A30; newer GPUs switch without a reset
-            spec["mig"] = {"mode": "WhenFree"}
+        profiles = {} if draft.layout else {"migProfiles": list(draft.profiles)}
+        spec["forms"] = {**({} if draft.whole else {"whole": False}), **profiles}
+        if draft.switches_mode:  # A100 and A30; newer GPUs switch without a reset
+            counts = [{"profile": profile, "count": count} for profile, count in (draft.layout or {}).items()]
+            spec["mig"] = {"mode": "WhenFree", **({"layout": counts} if counts else {})}
     if draft.strategy and not draft.hidden:
         equal = 2 <= draft.max_shares <= names.ALL_PERCENT
         spec["sharing"] = {

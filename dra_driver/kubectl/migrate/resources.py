@@ -9,6 +9,7 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.core.quantity import Quantity
 from dra_driver.hardware.gpu import catalog
 from dra_driver.kube.published import names
@@ -22,7 +23,6 @@ SHARED: Final = ".shared"
 MOST: Final = 32
 """Maximum devices of a claim (resource/v1 types.go, AllocationResultsMaxSize)."""
 _PROFILE: Final = re.compile(r"nvidia\.com/mig-([0-9]+g\.[0-9]+gb(?:[.-][a-z.]+)?)")
-_COMPUTE: Final = re.compile(r"nvidia\.com/mig-[0-9]+c\..*")
 
 
 class NoDeviceError(Exception):
@@ -66,8 +66,8 @@ class KnownResources(Struct, frozen=True, kw_only=True):
         if resource.endswith(SHARED):
             raise NoDeviceError("this driver shares whole GPUs, not MIG devices; use a claim for a smaller"
                                 " profile")  # fmt: skip
-        if _COMPUTE.fullmatch(resource):
-            raise NoDeviceError("compute instances smaller than their GPU instance are not supported")
+        if refused := no_compute_instance(resource):
+            raise NoDeviceError(refused)
         found = _PROFILE.fullmatch(resource)
         if found is None:
             raise NoDeviceError(f"{resource} does not name a MIG profile")

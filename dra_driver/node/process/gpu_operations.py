@@ -4,8 +4,11 @@
     changing    prepares are paused, the usage exporter closes the driver; request the mode (nvmlDeviceSetMigMode)
     resetting   the node process detaches from the driver; one ``nvidia-smi --gpu-reset``; reattach
     verifying   a new session shows the wanted state; publish it, remove the taint, admit prepares
-    undoing     write the former mode back
-    blocked     the former mode could not be written back, or a reset hangs: the taint stays until a reboot
+    undoing     write the former mode back; after a failed reset, check that the GPU answers
+    blocked     the former mode could not be written back, a reset hangs, or the GPU does not answer after it: the taint
+                stays until a reboot
+
+Several GPUs can be waiting. Only one is in a later step, and a request does not wait for the claims of another GPU.
 
 `OperationsFile` has each step before it begins, so that a restart continues: it compares the GPU with the record. An
 administrator requests an operation by annotation of the Node (``core/model/gpu_operation.py``), a policy by
@@ -26,6 +29,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     CommandError,
+    DeviceLostError,
     DraError,
     GpuBusyError,
     HardwareError,
@@ -38,16 +42,18 @@ from dra_driver.core.model.gpu_operation import (
     OPERATION_ANNOTATION,
     OPERATION_TAINT,
     Operation,
+    OperationRequest,
     requests_of,
 )
 from dra_driver.core.model.health import HealthReading
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import MIG_MODE, GpuControl, GpuNotes, ModeAnswer
 from dra_driver.hardware.gpu.inventory import Inventory
-from dra_driver.hardware.gpu.reset import RESET_S, TIMEOUT, Reset
+from dra_driver.hardware.gpu.reset import RESET_S, TIMEOUT, Persistence, Reset
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import Claims, PrepareGate
 from dra_driver.node.process.detaching import Detaching, DetachRequest
@@ -55,12 +61,16 @@ from dra_driver.node.process.node_events import Tell
 from dra_driver.node.process.operation_record import FILE, Finished, OperationRecord, OperationsFile, Step
 from dra_driver.node.process.operation_rules import (
     REBOOT,
+    asks_for_reset,
+    describe_modes,
     find_gpu,
+    may_reset_again,
     other_manager,
     reading_of,
     wanted_by_policy,
     why_no_reset,
     why_refused,
+    why_silent,
     why_unverified,
 )
 from dra_driver.node.process.usage_exporter import ExporterLock
@@ -93,6 +103,8 @@ DAILY: Final = 3
 """Operations that policies may begin on one GPU within `DAY_S`."""
 DAY_S: Final = 86_400.0
 GATE: Final = "gpu-operation"
+_AT_REST: Final = (Step.WAITING, Step.BLOCKED)
+"""Steps in which the GPU is not being changed."""
 
 
 class OperationTools(Struct, frozen=True, kw_only=True):
@@ -124,6 +136,7 @@ class OperationTools(Struct, frozen=True, kw_only=True):
     boot_id: str
     repaired: Callable[[Collection[GpuUuid]], None] = lambda _: None
     exporter_closed: Callable[[], AbstractContextManager[object]] = nullcontext
+    persistence: Persistence | None = None
     settle_s: float = SETTLE_S
     busy_s: float = BUSY_S
     poll_s: float = POLL_S
@@ -135,6 +148,10 @@ class _FailedError(Exception):
     """The operation failed; the GPU may need its former mode."""
 
 
+class _StoppedError(Exception):
+    """This process stops: the record stays, and the next process continues."""
+
+
 class GpuOperations:
     """``step`` in ``worker``'s thread; the rest from any thread. Call ``load`` before anything is published."""
 
@@ -144,13 +161,18 @@ class GpuOperations:
             GpuUuid, OperationRecord
         ] = {}  # replaced as a whole, so that any thread reads it without a lock
         self._detach: DetachRequest | None = None
-        self._note = ""
-        self._free_since: float | None = None
+        # Replaced as wholes, too.
+        self._notes: Mapping[GpuUuid, str] = {}
+        self._refusals: Mapping[GpuUuid, str] = {}
+        self._problems: tuple[str, ...] = ()
+        self._free_since: dict[GpuUuid, float] = {}
         self._not_before: dict[GpuUuid, float] = {}
-        self._refusals: dict[GpuUuid, str] = {}
+        self._resume_until: float | None = None
+        self._policies_at = 0.0  # they are read rarely while an operation waits: it may wait for days
         self._seen_terms: Terms = {}
         self._seen_gpus: Mapping[GpuUuid, Gpu] = {}  # as last read, for a GPU that answers only that it needs a reset
         self._resumes: set[GpuUuid] = set()
+        self._has_reported_loss = False
         self._stopping = threading.Event()
         self.worker = Worker(
             THREAD_NAME,
@@ -165,7 +187,7 @@ class GpuOperations:
         """Read the records of an earlier run. Its prepares stay paused while a GPU was being changed."""
         self._records = self._tools.file.load()
         self._resumes = set(self._records)
-        if any(record.step not in (Step.WAITING, Step.BLOCKED) for record in self._records.values()):
+        if any(record.step not in _AT_REST for record in self._records.values()):
             self._tools.gate.close(_PAUSED, by=GATE)
 
     @property
@@ -175,8 +197,9 @@ class GpuOperations:
 
     @property
     def remarks(self) -> list[str]:
-        found = [f"{_what(gpu, record)}: {self._note or record.step}" for gpu, record in self._records.items()]
-        return found + [f"{gpu}: {why}" for gpu, why in self._refusals.items()]
+        notes = self._notes
+        found = [f"{_what(gpu, record)}: {notes.get(gpu) or record.step}" for gpu, record in self._records.items()]
+        return [*found, *(f"{gpu}: {why}" for gpu, why in self._refusals.items()), *self._problems]
 
     def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
         """The terms of GPUs with an operation, tainted. New terms may ask for one."""
@@ -194,43 +217,107 @@ class GpuOperations:
         }
 
     def step(self) -> float:
-        """Take the next step of the first operation; return the seconds until another."""
-        working = next(((gpu, each) for gpu, each in self._records.items() if each.step is not Step.BLOCKED), None)
-        if working is None:
-            for gpu, record in self._records.items():
+        """Take the next step of the GPU that is being changed, else of every waiting one; return the seconds until
+        another."""
+        changing = next((gpu for gpu, each in self._records.items() if each.step not in _AT_REST), None)
+        if changing is not None:
+            return self._take_step(changing)
+        if self._begin_next():
+            return LOOK_S
+        for gpu, record in self._records.items():
+            if record.step is Step.BLOCKED:
                 self._look_at_blocked(gpu, record)
-            return LOOK_S if self._begin_next() else REST_S
-        gpu, record = working
+            elif self._not_before.get(gpu, 0.0) <= self._tools.clock():
+                self._not_before[gpu] = self._tools.clock() + self._take_step(gpu)
+                if gpu in self._records and self._records[gpu].step not in _AT_REST:
+                    return 0.0
+        return LOOK_S if any(each.step is Step.WAITING for each in self._records.values()) else REST_S
+
+    def _take_step(self, gpu: GpuUuid) -> float:
+        record = self._records[gpu]
         try:
             if gpu in self._resumes:
                 record = self._resume(gpu, record)
                 self._resumes.discard(gpu)
                 self._save(gpu, record)
+                if record.step is Step.WAITING:
+                    self._tools.gate.open(by=GATE)
             return self._advance(gpu, record)
-        except HardwareError as error:
-            self._note = str(error)
+        except _StoppedError:
             return LOOK_S
+        except HardwareError as error:
+            self._note(gpu, str(error))
+            if gpu in self._resumes and self._resume_ends():
+                self._resumes.discard(gpu)
+                self._save(gpu, replace(record, step=Step.UNDOING, problem=f"after a restart: {error}"))
         except _FailedError as error:
             self._undo_or_end(gpu, self._records.get(gpu, record), str(error))
         except StorageError as error:
-            self._note = f"{error}"
+            self._note(gpu, str(error))
             return REST_S
         return LOOK_S
+
+    def _resume_ends(self) -> bool:
+        """Return whether the GPU failed to answer for `VERIFY_S` after a restart, although the driver works."""
+        tools = self._tools
+        if tools.detach_phase() or tools.inventory.problem is not None:
+            self._resume_until = None
+        elif self._resume_until is None:
+            self._resume_until = tools.clock() + VERIFY_S
+        return self._resume_until is not None and tools.clock() >= self._resume_until
 
     # --- Requests
 
     def _begin_next(self) -> bool:
         tools, node = self._tools, self._tools.node()
         snapshot = tools.inventory.current()
-        requests, _ = requests_of(node.annotations.get(OPERATION_ANNOTATION) if node is not None else None)
+        text = node.annotations.get(OPERATION_ANNOTATION) if node is not None else None
+        requests, unknown = requests_of(text)
+        self._problems = self._lost_records(node, requests)
+        if unknown:
+            self._problems += (
+                f"annotation {OPERATION_ANNOTATION} has requests that cannot be read: "
+                f"{printable(', '.join(unknown))[:200]}; use kubectl dra gpu",
+            )
         for request in requests:
-            if request.gpu not in self._records and tools.file.finished(request.gpu).number != request.number:
-                by = f"annotation {OPERATION_ANNOTATION}"
+            before = self._records.get(request.gpu)
+            if tools.file.finished(request.gpu).number == request.number:
+                continue
+            if before is not None and before.step is Step.BLOCKED and before.number != request.number:
+                self._refuse_blocked(request, before)
+            elif before is None or (before.step is Step.WAITING and not before.number):  # it replaces a policy's
                 record = OperationRecord(
-                    operation=request.operation, number=request.number, by=by, boot_id=tools.boot_id
+                    operation=request.operation,
+                    number=request.number,
+                    by=f"annotation {OPERATION_ANNOTATION}",
+                    boot_id=tools.boot_id,
                 )
                 return self._begin(snapshot, request.gpu, record)
+        if self._records and tools.clock() < self._policies_at:
+            return False
+        self._policies_at = tools.clock() + REST_S
         return self._begin_for_policy(snapshot)
+
+    def _lost_records(self, node: OwnNode | None, requests: Iterable[OperationRequest]) -> tuple[str, ...]:
+        """Report records that could not be read. Requests of that time may have run, so that they are refused."""
+        tools = self._tools
+        lost = tools.file.lost
+        if lost is None:
+            return ()
+        if node is not None and not self._has_reported_loss:
+            self._has_reported_loss = True
+            tools.tell("Warning", FAILED_EVENT, lost)
+            for request in requests:
+                record = OperationRecord(operation=request.operation, number=request.number, by="annotation")
+                self._end(request.gpu, record, f"refused, because it may have run already: {lost}", failed=True)
+        return (lost,)
+
+    def _refuse_blocked(self, request: OperationRequest, blocked: OperationRecord) -> None:
+        asked = OperationRecord(operation=request.operation, number=request.number, by="annotation")
+        why = f"refused, nothing was changed: {blocked.operation.phrase} is blocked, because {blocked.problem}"
+        self._tools.tell("Warning", FAILED_EVENT, self._result(request.gpu, asked, why))
+        finished = replace(self._tools.file.finished(request.gpu), number=request.number)
+        self._records = self._tools.file.save(request.gpu, blocked, finished)
 
     def _begin_for_policy(self, snapshot: Snapshot) -> bool:
         tools = self._tools
@@ -251,9 +338,10 @@ class GpuOperations:
                 continue
             begun = [each for each in tools.file.finished(gpu).begun if tools.now() - each < DAY_S]
             if len(begun) >= DAILY:
-                self._refusals[gpu] = (
+                why = (
                     f"{wanted.phrase} was tried {DAILY} times within a day and is not tried again: use kubectl dra gpu"
                 )
+                self._refusals = {**self._refusals, gpu: why}
                 continue
             record = OperationRecord(
                 operation=wanted, by=f"policy {terms_of(terms, gpu).policy}", boot_id=tools.boot_id
@@ -263,7 +351,7 @@ class GpuOperations:
         return False
 
     def _begin(self, snapshot: Snapshot, uuid: GpuUuid, record: OperationRecord) -> bool:
-        """OperationRecord the operation, or report why it is refused or has nothing to do."""
+        """Record the operation, or report why it is refused or has nothing to do."""
         tools, gpu = self._tools, self._find(snapshot, uuid, record.operation)
         if tools.inventory.problem is not None:
             return False
@@ -272,7 +360,8 @@ class GpuOperations:
                 uuid, record, f"GPU {uuid} is missing or does not answer; the node process changed nothing", failed=True
             )
             return True
-        record = replace(record, old=gpu.mig_enabled)
+        fabric = gpu.fabric is not None and gpu.fabric.is_ready
+        record = replace(record, old=gpu.mig_enabled, needed=asks_for_reset(self._reading(uuid)), fabric=fabric)
         try:
             refused = self._why_refused(gpu, record)
         except HardwareError as error:
@@ -283,7 +372,7 @@ class GpuOperations:
             if self._refusals.get(uuid) != refused:
                 log.warning("an operation that a policy asks for is refused", extra={"gpu": uuid, "reason": refused})
                 tools.tell("Warning", FAILED_EVENT, f"{_what(uuid, record)} is refused: {refused}")
-            self._refusals[uuid] = refused
+            self._refusals = {**self._refusals, uuid: refused}
             self._not_before[uuid] = tools.clock() + REST_S
             return False
         if refused is not None:
@@ -291,9 +380,10 @@ class GpuOperations:
         elif gpu.mig_enabled == record.operation.mig_mode:
             self._end(uuid, record, "nothing to do: the GPU is in that mode")
         else:
-            self._refusals.pop(uuid, None)
+            self._refusals = {gpu: why for gpu, why in self._refusals.items() if gpu != uuid}
             self._save(uuid, record)
-            self._free_since = None
+            self._free_since.pop(uuid, None)
+            self._not_before.pop(uuid, None)
             tools.tell("Normal", "GpuOperationBegun", f"{_what(uuid, record)} begins, requested by {record.by}")
             tools.changed()
         return True
@@ -306,8 +396,13 @@ class GpuOperations:
         tools = self._tools
         reading = reading_of(tools.readings(), gpu.uuid)
         answers = reading is None or not reading.needs_reset
-        if gpu.mig_capable and answers and not tools.control.mig_modes(gpu.uuid).is_settled:
-            return "a change of MIG mode that is not this driver's is pending: apply it with a reset, or write it back"
+        modes = tools.control.mig_modes(gpu.uuid) if gpu.mig_capable and answers else None
+        if modes is not None and not modes.is_settled:
+            pending, now = ("on", 0) if modes.pending else ("off", 1)
+            return (
+                f"MIG mode {pending} is pending, which this driver did not request: write the present mode back on the "
+                f"node (nvidia-smi -i {gpu.uuid} -mig {now}), then repeat the request"
+            )
         return why_refused(
             record.operation,
             gpu,
@@ -326,9 +421,9 @@ class GpuOperations:
         elif record.step is Step.RESETTING:
             self._reset(gpu, record)
         elif record.step is Step.VERIFYING:
-            self._verify(gpu, record)
+            return self._verify(gpu, record)
         else:
-            self._undo(gpu, record)
+            return self._undo(gpu, record)
         return 0.0
 
     def _wait(self, gpu: GpuUuid, record: OperationRecord) -> float:
@@ -338,33 +433,39 @@ class GpuOperations:
             self._end(gpu, record, "withdrawn, nothing was changed")
             return LOOK_S
         if obstacle := self._obstacle(gpu):
-            self._note, self._free_since = obstacle, None
+            self._note(gpu, obstacle)
+            self._free_since.pop(gpu, None)
             return LOOK_S
-        self._free_since = tools.clock() if self._free_since is None else self._free_since
-        if not tools.published() or tools.clock() - self._free_since < tools.settle_s:
-            self._note = "waiting for the taint to take effect"
+        since = self._free_since.setdefault(gpu, tools.clock())
+        if not tools.published() or tools.clock() - since < tools.settle_s:
+            self._note(gpu, "waiting for the taint to take effect")
             return LOOK_S
         tools.gate.close(_PAUSED, by=GATE)
         if not tools.gate.wait_idle(WORK_S) or self._obstacle(gpu):
-            return self._wait_on("calls of the kubelet are in progress", LOOK_S)
+            return self._wait_on(gpu, "calls of the kubelet are in progress", LOOK_S)
         with tools.exporter_closed():
             holders = tools.holders(gpu)
         if holders is None:
-            return self._wait_on("the node's processes cannot be listed: mount the host's root (hostRoot)", HOLDERS_S)
+            return self._wait_on(
+                gpu, "the node's processes cannot be listed: mount the host's root (hostRoot)", HOLDERS_S
+            )
         if holders:
-            return self._wait_on(f"the GPU is open in {', '.join(holders)}", HOLDERS_S)
+            return self._wait_on(gpu, f"the GPU is open in {'; '.join(holders)}", HOLDERS_S)
         next_step = Step.RESETTING if record.operation is Operation.RESET else Step.CHANGING
         self._save(gpu, replace(record, step=next_step))
         return 0.0
 
-    def _wait_on(self, note: str, pause_s: float) -> float:
-        self._note, self._free_since = note, None
+    def _wait_on(self, gpu: GpuUuid, note: str, pause_s: float) -> float:
+        self._note(gpu, note)
+        self._free_since.pop(gpu, None)
         self._tools.gate.open(by=GATE)
         return pause_s
 
     def _obstacle(self, gpu: GpuUuid) -> str:
         tools, node = self._tools, self._tools.node()
-        if manager := other_manager(node.labels if node is not None else {}):
+        if node is None:
+            return "the Node was not read yet, so that other managers of MIG are unknown"
+        if manager := other_manager(node.labels):
             return f"NVIDIA's MIG manager is at work (label {manager})"
         if phase := tools.detach_phase():
             return phase
@@ -409,9 +510,15 @@ class GpuOperations:
             if found is None
             else why_no_reset(found, has_reset=tools.has_reset, fabric_manager=tools.fabric_manager())
         )
+        if answer is ModeAnswer.IN_USE and found is not None and found.mig_resetless:
+            why_not = f"this GPU needs no reset: end {self._named_holders(gpu)}, and request the mode again"
         if why_not is not None:
             raise _FailedError(f"{answer.value}, and {why_not}")
         self._save(gpu, replace(record, step=Step.RESETTING, tries=0))
+
+    def _named_holders(self, gpu: GpuUuid) -> str:
+        with self._tools.exporter_closed():
+            return "; ".join(self._tools.holders(gpu) or ()) or "the client, which is not a visible process"
 
     def _reset(self, gpu: GpuUuid, record: OperationRecord) -> None:
         """Detach, reset once, reattach. A reset that hangs blocks the GPU: no second one is started."""
@@ -419,13 +526,16 @@ class GpuOperations:
         record = self._tried(gpu, record)
         try:
             self._ask_detach(gpu, record)
+            record = self._without_persistence(gpu, record)
             for left in (*range(BUSY_TRIES - 1), None):
                 try:
                     self._reset_once(gpu)
                     break
                 except GpuBusyError as error:
-                    if left is None or self._stopping.wait(self._tools.busy_s):
+                    if left is None:
                         raise _FailedError(str(error)) from error
+                    if self._stopping.wait(self._tools.busy_s):
+                        raise _StoppedError from error
         except CommandError as error:
             if error.reason == TIMEOUT:
                 self._block(gpu, record, f"{REBOOT} {error}")
@@ -438,10 +548,34 @@ class GpuOperations:
             tools.wake_detaching()
         self._save(gpu, replace(record, step=Step.VERIFYING))
 
+    def _without_persistence(self, gpu: GpuUuid, record: OperationRecord) -> OperationRecord:
+        """Switch persistence mode off for the reset; `_end` switches it on again."""
+        persistence = self._tools.persistence
+        if persistence is None or not persistence.is_on(gpu):
+            return record
+        record = replace(record, persistence=True)
+        self._save(gpu, record)
+        persistence.switch(gpu, False)
+        return record
+
+    def _with_persistence(self, gpu: GpuUuid, record: OperationRecord) -> str:
+        """Switch persistence mode on again; return the problem, "" without one. A reboot restores it."""
+        persistence = self._tools.persistence
+        if persistence is None or not record.persistence or self._was_rebooted(record):
+            return ""
+        try:
+            persistence.switch(gpu, True)
+        except HardwareError as error:
+            log.warning("cannot restore persistence mode", extra={"gpu": gpu, "reason": error})
+            return f"; persistence mode is off, and was on before: run nvidia-smi -pm 1 -i {gpu} on the node"
+        return ""
+
     def _reset_once(self, gpu: GpuUuid) -> None:
         holders = self._tools.holders(gpu)
+        if holders is None:
+            raise GpuBusyError("the node's processes cannot be listed, so that the GPU may be open in one of them")
         if holders:
-            raise GpuBusyError(f"the GPU is open in {', '.join(holders)}")
+            raise GpuBusyError(f"the GPU is open in {'; '.join(holders)}")
         with self._locked(gpu):
             self._tools.reset(gpu, RESET_S)
 
@@ -454,27 +588,49 @@ class GpuOperations:
         if not self._await(tools.is_detached, DETACH_S):
             raise _FailedError(f"the node process did not detach from the driver: {tools.detach_phase()}")
 
-    def _verify(self, gpu: GpuUuid, record: OperationRecord) -> None:
+    def _verify(self, gpu: GpuUuid, record: OperationRecord) -> float:
         """Compare the GPU with the wanted state in a new session, and publish it before the taint is removed."""
-        tools = self._tools
-        lacks = "the node process does not reattach to the driver"
+        if self._awaits_driver(gpu):
+            return LOOK_S
+        lacks = self._await_state(lambda: self._lacking(gpu, record), VERIFY_S)
+        if lacks is None:
+            self._finish(gpu, record)
+        elif self._awaits_driver(gpu):
+            return LOOK_S
+        elif record.operation is Operation.RESET and record.tries < TRIES and may_reset_again(self._reading(gpu)):
+            self._save(gpu, replace(record, step=Step.RESETTING))
+        else:
+            raise _FailedError(f"after {record.operation.phrase}: {lacks}")
+        return 0.0
 
-        def is_as_wanted() -> bool:
+    def _awaits_driver(self, gpu: GpuUuid) -> bool:
+        """Return whether the driver is closed: after a reset until it is open again, and while an upgrade needs it."""
+        phase = self._tools.detach_phase() or self._tools.inventory.problem or ""
+        if phase:
+            self._note(gpu, phase)
+        return bool(phase)
+
+    def _await_state(self, look: Callable[[], str | None], within_s: float) -> str | None:
+        """Read the GPUs until ``look`` returns None or the time ends; return its last difference."""
+        lacks: str | None = ""
+
+        def is_right() -> bool:
             nonlocal lacks
-            tools.inventory.refresh()
+            self._tools.inventory.refresh()
             try:
-                lacks = self._lacking(gpu, record) or ""
+                lacks = look()
             except DraError as error:
                 lacks = str(error)
-            return not lacks
+            return lacks is None
 
-        if self._await(is_as_wanted, VERIFY_S):
-            self._finish(gpu, record)
-            return
-        if record.operation is Operation.RESET and record.tries < TRIES and not tools.detach_phase():
-            self._save(gpu, replace(record, step=Step.RESETTING))
-            return
-        raise _FailedError(f"after {record.operation.phrase}: {lacks}")
+        self._await(is_right, within_s)
+        return lacks
+
+    def _reading(self, gpu: GpuUuid) -> HealthReading | None:
+        try:
+            return reading_of(self._tools.readings(), gpu)
+        except DraError:
+            return None
 
     def _lacking(self, gpu: GpuUuid, record: OperationRecord) -> str | None:
         tools = self._tools
@@ -483,7 +639,8 @@ class GpuOperations:
         found = find_gpu(tools.inventory.current(), gpu)
         modes = tools.control.mig_modes(gpu) if found is not None and found.mig_capable else None
         pair = None if modes is None else (modes.current, modes.pending)
-        return why_unverified(record.operation, found, pair, reading_of(tools.readings(), gpu))
+        reading = reading_of(tools.readings(), gpu)
+        return why_unverified(record.operation, found, pair, reading, fabric_was_ready=record.fabric)
 
     def _finish(self, gpu: GpuUuid, record: OperationRecord) -> None:
         tools = self._tools
@@ -498,27 +655,40 @@ class GpuOperations:
     def _undo_or_end(self, gpu: GpuUuid, record: OperationRecord, why: str) -> None:
         if record.step is Step.WAITING:
             self._end(gpu, record, f"nothing was changed: {why}", failed=True)
-        elif record.operation is Operation.RESET:
-            self._end(gpu, record, why, failed=True)
-        elif record.step is Step.UNDOING:
-            self._block(gpu, record, f"{record.problem}; the former MIG mode could not be written back: {why}")
-        else:
+        elif record.step is not Step.UNDOING:
             self._save(gpu, replace(record, step=Step.UNDOING, problem=why))
+        elif record.operation is Operation.RESET:
+            self._block(gpu, record, f"{REBOOT} {record.problem}; {why}")
+        else:
+            self._block(gpu, record, f"{record.problem}; the former MIG mode could not be written back: {why}")
 
-    def _undo(self, gpu: GpuUuid, record: OperationRecord) -> None:
-        """Write the former mode back, so that no later reset or reboot applies the wanted one."""
+    def _undo(self, gpu: GpuUuid, record: OperationRecord) -> float:
+        """Write the former mode back, so that no later reset or reboot applies the wanted one. A failed reset leaves
+        nothing to write: the GPU has to answer before the taint is removed."""
+        if self._awaits_driver(gpu):
+            return LOOK_S
+        if record.operation is Operation.RESET:
+            silent = self._await_state(lambda: why_silent(self._find_now(gpu), self._reading(gpu)), REATTACH_S)
+            if silent is not None:
+                raise _FailedError(silent)
+            self._end(gpu, record, record.problem, failed=True)
+            return 0.0
         tools, old = self._tools, not record.operation.mig_mode
-        if not self._await(lambda: not tools.detach_phase(), REATTACH_S):
-            raise _FailedError(tools.detach_phase())
         try:
             with self._locked(gpu), tools.exporter_closed():
                 tools.control.request_mig_mode(gpu, old)
                 modes = tools.control.mig_modes(gpu)
+        except DeviceLostError as error:
+            raise _FailedError(f"{REBOOT} {error}") from error
         except HardwareError as error:
             raise _FailedError(str(error)) from error
         if modes.current is not old or not modes.is_settled:
             raise _FailedError(f"the next reset or reboot switches MIG mode {'on' if modes.pending else 'off'}")
         self._end(gpu, record, f"undone, the GPU is as before: {record.problem}", failed=True)
+        return 0.0
+
+    def _find_now(self, gpu: GpuUuid) -> Gpu | None:
+        return find_gpu(self._tools.inventory.current(), gpu)
 
     def _block(self, gpu: GpuUuid, record: OperationRecord, why: str) -> None:
         self._tools.gate.open(by=GATE)
@@ -527,22 +697,35 @@ class GpuOperations:
 
     def _look_at_blocked(self, gpu: GpuUuid, record: OperationRecord) -> None:
         """A reboot ends it, or for a mode that was left pending, whatever settled it."""
-        tools = self._tools
-        self._note = record.problem
+        tools, wanted = self._tools, record.operation.mig_mode
+        self._note(gpu, record.problem)
         try:
-            settled = record.operation.mig_mode is not None and tools.control.mig_modes(gpu).is_settled
+            modes = None if wanted is None else tools.control.mig_modes(gpu)
         except DraError:
-            settled = False
-        if settled or (tools.boot_id and record.boot_id not in ("", tools.boot_id)):
-            self._end(gpu, record, "the node was rebooted or the GPU reset; the taint is removed")
+            modes = None
+        rebooted = self._was_rebooted(record)
+        if not rebooted and (modes is None or not modes.is_settled):
+            return
+        how = "the node was rebooted" if rebooted else "its MIG mode is no longer pending"
+        if wanted is None:
+            self._end(gpu, record, f"{how}; the taint is removed")
+            return
+        mode = describe_modes(None if modes is None else (modes.current, modes.pending))
+        failed = modes is None or (modes.current, modes.pending) != (wanted, wanted)
+        self._end(gpu, record, f"{how}; the taint is removed, and MIG mode is {mode}", failed=failed)
+
+    def _was_rebooted(self, record: OperationRecord) -> bool:
+        return bool(self._tools.boot_id) and record.boot_id not in ("", self._tools.boot_id)
 
     def _resume(self, gpu: GpuUuid, record: OperationRecord) -> OperationRecord:
         """Compare the GPU with the record of a run that died, and return the record for the next step."""
         tools, wanted = self._tools, record.operation.mig_mode
-        if record.step not in (Step.CHANGING, Step.RESETTING):
+        if record.step in (Step.WAITING, Step.UNDOING, Step.BLOCKED):
             return record
         if wanted is None:
-            done = record.tries > 0 and self._lacking(gpu, record) is None
+            # A GPU that asked for no reset looks the same before and after one: it is reset again.
+            repaired = record.needed and record.tries > 0 and self._lacking(gpu, record) is None
+            done = repaired or self._was_rebooted(record)
             return replace(record, step=Step.VERIFYING) if done else record
         modes = tools.control.mig_modes(gpu)
         if modes.current is wanted and modes.is_settled:
@@ -569,8 +752,10 @@ class GpuOperations:
     def _await(self, look: Callable[[], bool], within_s: float) -> bool:
         deadline = self._tools.clock() + within_s
         while not look():
-            if self._tools.clock() >= deadline or self._stopping.wait(self._tools.poll_s):
+            if self._tools.clock() >= deadline:
                 return False
+            if self._stopping.wait(self._tools.poll_s):
+                raise _StoppedError
         return True
 
     def _save(self, gpu: GpuUuid, record: OperationRecord) -> None:
@@ -579,20 +764,25 @@ class GpuOperations:
         if before is None or before.step is not record.step:
             facts = {"gpu": gpu, "operation": record.operation, "step": record.step, "reason": record.problem}
             log.info("GPU operation", extra=facts)
-            self._note = ""
+            self._note(gpu, "")
+
+    def _note(self, gpu: GpuUuid, text: str) -> None:
+        """Keep the obstacle of an operation for ``remarks``."""
+        self._notes = {other: each for other, each in self._notes.items() if other in self._records} | {gpu: text}
 
     def _end(self, gpu: GpuUuid, record: OperationRecord, result: str, *, failed: bool = False) -> None:
-        """OperationRecord the end, then remove the taint and admit prepares."""
+        """Record the end, then remove the taint and admit prepares."""
         tools, last = self._tools, self._tools.file.finished(gpu)
         begun = last.begun if record.number else (*last.begun, tools.now())[-DAILY:]
         finished = Finished(number=record.number or last.number, begun=begun)
+        result += self._with_persistence(gpu, record)
         # Before the record is removed, so that a process that dies in between reports it again.
         if failed:
             tools.tell("Warning", FAILED_EVENT, self._result(gpu, record, result))
         else:
             tools.tell("Normal", DONE_EVENT, self._result(gpu, record, result))
         self._records = tools.file.save(gpu, None, finished)
-        self._note = ""
+        self._free_since.pop(gpu, None)
         tools.gate.open(by=GATE)
         facts = {"gpu": gpu, "operation": record.operation, "result": result}
         log.log(logging.WARNING if failed else logging.INFO, "GPU operation ended", extra=facts)
@@ -653,5 +843,6 @@ def open_operations(
         repaired=repaired,
         settle_s=SIMULATED_SETTLE_S if simulated else SETTLE_S,
         exporter_closed=nullcontext if exporter is None else exporter.acquired,
+        persistence=hardware.persistence,
     )
     return GpuOperations(tools)

@@ -28,7 +28,7 @@ from dra_driver.hardware.driver_root.smi import Smi
 from dra_driver.hardware.gpu.backend import MIG_MODE, Backend, GpuBackend, GpuControl, GpuNotes
 from dra_driver.hardware.gpu.holders import GpuHolders
 from dra_driver.hardware.gpu.nvml.listings import InstanceReader
-from dra_driver.hardware.gpu.reset import Reset, SmiReset, has_reset
+from dra_driver.hardware.gpu.reset import Persistence, Reset, SmiPersistence, SmiReset, has_reset
 from dra_driver.hardware.mig.manager import CreationWatch, MigManager
 from dra_driver.hardware.sharing.mps import MpsClient
 from dra_driver.hardware.sharing.timeslice import TimeSlicer
@@ -79,6 +79,11 @@ class Hardware(Struct, frozen=True, kw_only=True):
     @property
     def reset(self) -> Reset:
         return self.faulty.reset if self.faulty is not None else SmiReset(Smi(lambda: self.root().here("/")))
+
+    @property
+    def persistence(self) -> Persistence | None:
+        """None for simulated GPUs, which have no such mode."""
+        return None if self.faulty is not None else SmiPersistence(Smi(lambda: self.root().here("/")))
 
     def holders(self, snapshot: Callable[[], Snapshot]) -> GpuHolders:
         """The processes that have a GPU of the inventory open."""

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 FILE: Final = "gpu-operations.json"
 MAX_BYTES: Final = 1024 * 1024
+MAX_FINISHED: Final = 64
+"""GPUs with a finished operation that are kept: a request may name any UUID."""
 
 
 class Step(StrEnum):
@@ -31,13 +33,17 @@ class Step(StrEnum):
 
 
 class OperationRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One operation, as the file has it. ``number`` is that of the request, "" for a policy's. ``old`` is the MIG
-    mode before it. ``problem`` is why it is undone or blocked."""
+    """One operation, as the file has it. ``number`` is that of the request, "" for a policy's. Before it, ``old`` was
+    the MIG mode, ``needed``: the NVIDIA driver asked for a reset, ``fabric``: the NVLink fabric was ready, and
+    ``persistence``: persistence mode was on. ``problem`` is why it is undone or blocked."""
 
     operation: Operation
     number: str = ""
     by: str
     old: bool | None = None
+    needed: bool = False
+    fabric: bool = False
+    persistence: bool = False
     step: Step = Step.WAITING
     boot_id: str = ""
     tries: int = 0
@@ -64,6 +70,8 @@ class OperationsFile:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._kept = _Kept()
+        self.lost: str | None = None
+        """The reason why `load` could not read earlier records; None without one."""
 
     def load(self) -> Mapping[GpuUuid, OperationRecord]:
         """Read the file. An unreadable file is renamed: its operations cannot continue."""
@@ -72,11 +80,16 @@ class OperationsFile:
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError) as error:
+            aside = self._path.with_suffix(".unreadable")
             log.warning(
                 "cannot read GPU operations; the file is set aside", extra={"file": self._path, "reason": error}
             )
             with suppress(OSError):
-                self._path.replace(self._path.with_suffix(".unreadable"))
+                self._path.replace(aside)
+            self.lost = (
+                f"the record of GPU operations cannot be read and was moved to {aside} (damaged, or of a newer "
+                "version): an operation may have been interrupted. Compare MIG modes and GPUs with nvidia-smi"
+            )
         return self._kept.records
 
     def finished(self, gpu: GpuUuid) -> Finished:
@@ -88,7 +101,11 @@ class OperationsFile:
         """Write the record of a GPU, None for none, and return all records."""
         others = {other: each for other, each in self._kept.records.items() if other != gpu}
         records = others if record is None else {**others, gpu: record}
-        ended = self._kept.finished if finished is None else {**self._kept.finished, gpu: finished}
+        ended = dict(self._kept.finished)
+        if finished is not None:
+            ended.pop(gpu, None)
+            ended[gpu] = finished
+            ended = dict(list(ended.items())[-MAX_FINISHED:])
         kept = _Kept(records=records, finished=ended)
         try:
             replace_file(self._path, msgspec.json.encode(kept), durable=True)

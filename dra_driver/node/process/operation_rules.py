@@ -29,9 +29,11 @@ def why_refused(
     fabric_manager: bool | None,
 ) -> str | None:
     """The reason why the operation can never begin in the GPU's present state; None when it can."""
-    action = reading.recovery_action if reading is not None else None
-    answers_reset = reading is not None and reading.needs_reset and operation is Operation.RESET
-    if reading is not None and reading.unreachable is not None and not answers_reset:
+    if reading is None:
+        return "the health of the GPU is unknown, and with it the recovery that the NVIDIA driver asks for"
+    action = reading.recovery_action
+    answers_reset = reading.needs_reset and operation is Operation.RESET
+    if reading.unreachable is not None and not answers_reset:
         return f"{REBOOT} the GPU does not answer: {reading.unreachable}"
     if action is not None and action not in RESETS and action is not RecoveryAction.NONE:
         return f"the NVIDIA driver asks for another recovery first: {action}"
@@ -73,10 +75,37 @@ def other_manager(labels: Mapping[str, str]) -> str | None:
     )
 
 
+def asks_for_reset(reading: HealthReading | None) -> bool:
+    """Return whether the NVIDIA driver asks for a reset of the GPU."""
+    if reading is None:
+        return False
+    pending = reading.rows_pending or reading.pages_pending
+    return reading.needs_reset or reading.recovery_action in RESETS or bool(pending)
+
+
+def may_reset_again(reading: HealthReading | None) -> bool:
+    """Return whether a second reset can repair the GPU after the first: not one that is lost or needs a reboot."""
+    if reading is None or not asks_for_reset(reading):
+        return False
+    if reading.unreachable is not None and not reading.needs_reset:
+        return False
+    return reading.recovery_action in (None, RecoveryAction.NONE, *RESETS)
+
+
+def why_silent(gpu: Gpu | None, reading: HealthReading | None) -> str | None:
+    """The sign that the GPU may be lost; None when it answers."""
+    if reading is None:
+        return "the health of the GPU cannot be read"
+    if reading.needs_reset:
+        return None
+    if gpu is None or reading.unreachable is not None:
+        return f"the GPU does not answer: {reading.unreachable or 'it is not listed'}"
+    return None
+
+
 def wanted_by_policy(gpu: Gpu, terms: GpuTerms, reading: HealthReading | None) -> Operation | None:
     """The operation that the terms of a GPU ask for now."""
-    action = reading.recovery_action if reading is not None else None
-    if terms.health.resets_when_free and (action in RESETS or (reading is not None and reading.needs_reset)):
+    if terms.health.resets_when_free and asks_for_reset(reading):
         return Operation.RESET
     if terms.mig_mode is None or terms.mig_mode == gpu.mig_enabled or not gpu.mig_capable or gpu.mig_resetless:
         return None
@@ -84,7 +113,12 @@ def wanted_by_policy(gpu: Gpu, terms: GpuTerms, reading: HealthReading | None) -
 
 
 def why_unverified(
-    operation: Operation, gpu: Gpu | None, modes: tuple[bool, bool] | None, reading: HealthReading | None
+    operation: Operation,
+    gpu: Gpu | None,
+    modes: tuple[bool, bool] | None,
+    reading: HealthReading | None,
+    *,
+    fabric_was_ready: bool,
 ) -> str | None:
     """The difference between the GPU and the result of the operation; None without one. ``modes``: now and pending."""
     if gpu is None or (reading is not None and reading.unreachable is not None):
@@ -92,7 +126,7 @@ def why_unverified(
     wanted = operation.mig_mode
     if wanted is not None:
         if modes != (wanted, wanted):
-            return f"MIG mode is {_words(modes)}, expected {_words((wanted, wanted))}"
+            return f"MIG mode is {describe_modes(modes)}, expected {describe_modes((wanted, wanted))}"
         if gpu.mig_enabled is not wanted:
             return "the inventory does not show the new MIG mode yet"
         if gpu.mig_instances:
@@ -100,12 +134,18 @@ def why_unverified(
         return None
     if reading is None:
         return "its health was not read yet"
-    if reading.recovery_action in RESETS or reading.rows_pending or reading.pages_pending:
+    if asks_for_reset(reading):
         return "the NVIDIA driver still asks for a reset"
+    if reading.recovery_action is RecoveryAction.NODE_REBOOT:
+        return f"{REBOOT} the NVIDIA driver asks for it"
+    if reading.recovery_action not in (None, RecoveryAction.NONE):
+        return f"the NVIDIA driver asks for another recovery: {reading.recovery_action}"
+    if fabric_was_ready and (gpu.fabric is None or not gpu.fabric.is_ready):
+        return "its NVLink fabric is not ready, and was before: check Fabric Manager"
     return None
 
 
-def _words(modes: tuple[bool, bool] | None) -> str:
+def describe_modes(modes: tuple[bool, bool] | None) -> str:
     if modes is None:
         return "unknown"
     now, pending = ("on" if each else "off" for each in modes)

@@ -166,10 +166,12 @@ def _why_nothing(gpu: Gpu, terms: GpuTerms, allowed: Sequence[Placement]) -> str
     nothing = f"nothing of {gpu.device_name} is offered: {_source(terms)} allows MIG partitions only, and"
     if allowed:
         return f"{nothing} MIG instances of another manager take their place"
-    if gpu.mig_profiles and not (gpu.mig_enabled or gpu.mig_resetless):
+    if gpu.mig_capable and not (gpu.mig_enabled or gpu.mig_resetless):
+        if terms.mig_mode:
+            return f"{nothing} its MIG mode is off: the node process switches it on when nothing uses the GPU"
         return (
             f"{nothing} its MIG mode is off, and switching it on takes a reset of the GPU: run kubectl dra gpu "
-            f"mig-mode NODE/{gpu.device_name} on, or set mig.mode: WhenFree in the policy"
+            f"mig-mode NODE/{gpu.uuid} on, or set mig.mode: WhenFree in the policy"
         )
     has = ", ".join(profile.name for profile in gpu.mig_profiles) or "none"
     return f"{nothing} no MIG profile that it has; it has {has}"

@@ -14,7 +14,7 @@ TEXTS = {
     "a DNS subdomain of lower-case characters": ["pool", "mps.pool-1", "a"],
     "a shell pattern such as NVIDIA H100*": ["NVIDIA H100*", "*", "node-?", "[ab]x"],
     "a shell pattern of MIG profiles such as 1g.*": ["1g.*", "1g.10gb+me", "*"],
-    "a profile such as 1g.5gb": ["1g.5gb", "3g.40gb", "1g.10gb+me"],
+    "a profile such as 1g.5gb; not a compute instance": ["1g.5gb", "3g.40gb", "1g.10gb+me"],
     "a GPU UUID such as GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86": ["GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86"],
     "a PCI address such as 0000:65:00.0": ["0000:65:00.0", "00000000:0A:00.0"],
     "a label key such as example.com/team": ["example.com/team", "team", "a.b-c/x_y.z"],

@@ -39,6 +39,16 @@ def test_a_policy_that_says_nothing_is_the_default_for_every_gpu() -> None:
     assert expected.availability is Availability.OPEN
 
 
+@pytest.mark.parametrize("spec", [{"forms": {"migProfiles": ["1c.3g.20gb"]}}, {"forms": {"migProfiles": ["1c.*"]}}])
+def test_compute_instances_are_refused(spec: dict[str, Any]) -> None:
+    assert "compute instances such as 1c.3g.20gb are not supported" in refusal(policy(**spec))
+
+
+def test_a_compute_instance_in_a_layout_is_refused() -> None:
+    layout = [{"profile": "1c.3g.20gb", "count": 1}]
+    assert "not a compute instance" in refusal(policy(mig={"layout": layout}))
+
+
 def test_an_object_as_kubectl_prints_it_is_taken() -> None:
     written = policy(priority=3) | {"status": {"conditions": []}}
     written["metadata"] |= {"uid": "x", "managedFields": [{}], "labels": {"a": "b"}}

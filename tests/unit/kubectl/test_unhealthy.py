@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.model.gpu_operation import OPERATION_TAINT
 from dra_driver.core.model.health import TAINT_KEYS, HealthCause
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.capacity import claims_of, survey
@@ -174,5 +175,10 @@ def test_mig_mode_is_named_where_it_would_help(product: str, profile: str) -> No
 
     (said,) = causes(profile)
     assert f"a/gpu-0 ({product}) can have partitions and is published whole only: MIG mode is off, or a" in said
-    assert "nvidia-smi -i GPU-0 -mig 1" in said
+    assert "kubectl dra gpu mig-mode a/gpu-0 on" in said
+    whole["taints"] = [{"key": OPERATION_TAINT, "value": "mig-on", "effect": "NoSchedule"}]
+    (said,) = causes(profile)
+    assert "MIG mode is being switched on, which waits until" in said
     assert causes("1g.99gb") == []
+    (said,) = causes("1c.3g.20gb")
+    assert "(1c.3g.20gb) are not supported: request the GPU instance 3g.20gb" in said

@@ -156,7 +156,25 @@ def test_why_no_partition_is_published(gate: bool | None, product: str, reason: 
     first = judged(cluster).first_broken
     assert first is not None
     assert (first.object, first.reason) == ("class/mig.nvidia.com", reason), first.seen
-    assert ("nvidia-smi -i GPU-gpu-a-0 -mig 1" in first.fix) is (reason == "MigModeOff")
+    assert ("kubectl dra gpu mig-mode gpu-a/gpu-0 on" in first.fix) is (reason == "MigModeOff")
+
+
+def test_mig_mode_is_named_for_a_gpu_without_published_devices() -> None:
+    """A policy allows partitions only, and MIG mode is off: nothing is left to publish."""
+    cluster = _without_partitions(Cluster(), "gpu-a", "gpu-b")
+    for item in cluster.slices:
+        item["spec"]["devices"] = []
+    for item in cluster.gpu_nodes:
+        for each in item["status"]["gpus"]:
+            each |= {"offeredAs": [], "policy": "sevenths", "productName": "NVIDIA A100-SXM4-40GB"}
+    uuid = cluster.gpu_nodes[0]["status"]["gpus"][0]["uuid"]
+    waits = f"switching MIG mode on of {uuid}: the GPU is open in nv-hostengine (process 7)"
+    cluster.gpu_nodes[0]["status"]["problems"] = [{"reason": "Degraded", "message": waits}]
+    (found,) = [each for each in judged(cluster).findings if each.reason == "MigModeOff"]
+    assert found.object == "class/mig.nvidia.com"
+    assert "publish no devices" in found.seen
+    assert waits in found.seen
+    assert f"kubectl dra gpu mig-mode gpu-a/{uuid} on" in found.fix
 
 
 def test_of_too_many_devices_no_match_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

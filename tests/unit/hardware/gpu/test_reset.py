@@ -3,6 +3,9 @@
 import itertools
 import os
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,8 +20,8 @@ from dra_driver.core.errors import (
 )
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.driver_root.smi import Smi
-from dra_driver.hardware.gpu.holders import GpuHolders
-from dra_driver.hardware.gpu.reset import TIMEOUT, SmiReset, has_reset
+from dra_driver.hardware.gpu.holders import MAX_FILES, GpuHolders
+from dra_driver.hardware.gpu.reset import TIMEOUT, SmiPersistence, SmiReset, has_reset
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000001")
 BUSY = "The following GPUs could not be reset: GPU 00000000:65:00.0: In use by another client"
@@ -70,6 +73,21 @@ def test_a_reset_that_hangs_is_a_timeout_and_a_missing_program_is_not(tmp_path: 
     assert raised.value.reason != TIMEOUT
 
 
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [("echo Enabled", True), ("echo Disabled", False), ("echo '[N/A]'", None), ("echo Unknown Error; exit 255", None)],
+)
+def test_persistence_mode_is_read_and_switched(tmp_path: Path, script: str, expected: bool | None) -> None:
+    smi(tmp_path, f'echo "$@" >> {tmp_path}/asked; {script}')
+    persistence = SmiPersistence(Smi(str(tmp_path), environment={"PATH": os.environ["PATH"]}))
+    assert persistence.is_on(GPU) is expected
+    asked = [f"--query-gpu=persistence_mode --format=csv,noheader -i {GPU}"]
+    if "exit" not in script:
+        persistence.switch(GPU, False)
+        asked.append(f"-pm 0 -i {GPU}")
+    assert (tmp_path / "asked").read_text().splitlines() == asked
+
+
 def test_the_kernel_says_whether_it_can_reset_a_function(tmp_path: Path) -> None:
     (tmp_path / "bus/pci/devices/0000:65:00.0").mkdir(parents=True)
     assert not has_reset(str(tmp_path))("0000:65:00.0")
@@ -95,6 +113,49 @@ def test_processes_that_nvidia_smi_releases_itself_do_not_block_a_reset(tmp_path
     assert holders.blocking(GPU) == ("python (process 13)",)
     assert holders.is_running("nv-fabricmanager") is True
     assert holders.is_running("nvidia-imex") is False
+
+
+def test_known_holders_come_with_advice(tmp_path: Path) -> None:
+    for pid in range(20, 30):
+        process(tmp_path, pid, "python", "/dev/nvidia1")
+    process(tmp_path, 30, "nv-hostengine", "/dev/nvidia1")
+    found = GpuHolders(lambda: [tmp_path], lambda _: 1).blocking(GPU)
+    assert found is not None
+    assert found[0].startswith("nv-hostengine (process 30): stop DCGM")
+    assert (len(found), found[-1]) == (5, "7 more")
+
+
+def test_a_process_whose_files_are_hidden_is_unknown() -> None:
+    """Without CAP_SYS_PTRACE the node process cannot read the open files of other users' processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)  # noqa: PTH101, S103 - another user writes into it
+        with another_user():
+            _hidden(Path(folder) / "proc")
+
+
+def _hidden(proc: Path) -> None:
+    process(proc, 12, "python", "/dev/null")
+    assert GpuHolders(lambda: [proc], lambda _: 1).blocking(GPU) == ()
+    (proc / "12" / "fd").chmod(0)
+    assert GpuHolders(lambda: [proc], lambda _: 1).blocking(GPU) is None
+
+
+@contextmanager
+def another_user() -> Iterator[None]:
+    """Root reads everything, so that the block runs as another user where the test runs as root."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_a_process_with_more_files_than_were_read_is_unknown(tmp_path: Path) -> None:
+    process(tmp_path, 12, "python", *["/dev/null"] * (MAX_FILES + 1))
+    assert GpuHolders(lambda: [tmp_path], lambda _: 1).blocking(GPU) is None
 
 
 def test_without_a_readable_proc_nothing_is_known(tmp_path: Path) -> None:

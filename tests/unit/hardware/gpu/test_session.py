@@ -168,7 +168,7 @@ def test_known_programs_come_first_with_advice(tmp_path: Path) -> None:
     )
     assert describe(found) == (
         "open in nv-hostengine (process 4711), python3 (process 7, with MIG instances); nv-hostengine: stop DCGM on "
-        "this node, or have it release its GPUs"
+        "this node, or detach it: dcgmi set --detach-driver (DCGM 4.5, driver 590)"
     )
 
 

@@ -74,6 +74,11 @@ def test_cause_is_recognised(state: ClusterState, wanted: dict[str, Any], code: 
     assert cause.message in report.verdict.sentence
 
 
+def test_a_compute_instance_as_a_resource_names_the_gpu_instance() -> None:
+    (cause,) = explained(cluster(), limited("nvidia.com/mig-1c.3g.20gb", 1)).causes
+    assert "request the GPU instance 3g.20gb" in cause.fix
+
+
 def test_costly_selectors_make_the_answer_unknown() -> None:
     """Neither "fits" nor "does not match"; cheap selectors are always evaluated."""
     state = cluster(templates=[template("t", exactly("gpu", f"{COSTLY} && {A}.productName == 'B200'"))])

@@ -61,12 +61,20 @@ GPU_CONFIG = "apiVersion: resource.nvidia.com/v1beta1, kind: GpuConfig"
         (TEMPLATE + "---\n" + pod(USES, uses="[]"), "DRA053"),
         (TEMPLATE + "---\n" + pod(USES, limits="{nvidia.com/gpu: 1}"), "DRA054"),
         (pod("[]", uses="[]", limits="{nvidia.com/gpu.shared: 2}"), "DRA055"),
+        (pod("[]", uses="[]", limits="{nvidia.com/mig-1c.3g.20gb: 1}"), "DRA057"),
     ],
 )
 def test_each_mistake_is_one_finding(text: str, rule: str) -> None:
     found = one(text, rule)
     assert found.line > 0
     assert found.message
+
+
+def test_a_selector_for_a_compute_instance_names_the_gpu_instance() -> None:
+    profile = 'device.attributes["gpu.nvidia.com"].profile == "1c.3g.20gb"'
+    selectors = f"selectors: [{{cel: {{expression: '{profile}'}}}}]"
+    request = f"- {{name: gpu, exactly: {{deviceClassName: mig.nvidia.com, {selectors}}}}}"
+    assert "request the GPU instance 3g.20gb" in one(template(request), "DRA018").hint
 
 
 def test_sharing_for_admin_access_has_no_effect() -> None:

@@ -63,7 +63,13 @@ SHARES = {"strategy": "TimeSlicing", "maxShares": 4, "defaultShare": {"parts": 4
         (
             [SHARED, OFF, node("a", mig="off")],
             "mig-off",
-            {"select": {"nodeNames": ["a"]}, "priority": 40, "forms": {"migProfiles": []}, "sharing": SHARES},
+            {
+                "select": {"nodeNames": ["a"]},
+                "priority": 40,
+                "forms": {"migProfiles": []},
+                "mig": {"mode": "WhenFree"},
+                "sharing": SHARES,
+            },
         ),
     ],
     ids=["time slicing", "MPS", "strategy none", "a config by label", "MIG without devices", "whole GPUs stay shared"],
@@ -123,15 +129,55 @@ def test_many_nodes_are_several_policies() -> None:
     assert len({each["metadata"]["name"] for each in found.policies}) == 3
 
 
-def test_a_layout_allows_its_profiles_and_has_their_classes() -> None:
+def test_a_layout_becomes_the_partitions_of_the_gpu_and_their_classes() -> None:
     entry = '{device-filter: ["0x233010DE"], devices: [4, 5], mig-enabled: true, mig-devices: {1g.10gb: 2, 3g.40gb: 1}}'
     found = migrated(layout("half", entry))
     spec = policy(found, "mig-half")
-    assert spec["forms"] == {"whole": False, "migProfiles": ["1g.10gb", "3g.40gb"]}
-    assert spec["mig"] == {"mode": "WhenFree"}, "A100 and A30 need a reset for it"
+    assert spec["forms"] == {"whole": False}
+    layout_of = [{"profile": "1g.10gb", "count": 2}, {"profile": "3g.40gb", "count": 1}]
+    assert spec["mig"] == {"mode": "WhenFree", "layout": layout_of}, "A100 and A30 need a reset for their mode"
     assert spec["select"]["minors"] == [4, 5]
     assert spec["select"]["productNames"] == ["NVIDIA H100 80GB HBM3"]
     assert [each["metadata"]["name"] for each in found.classes] == ["mig-1g.10gb.nvidia.com", "mig-3g.40gb.nvidia.com"]
+
+
+def test_seven_partitions_of_a_guide_become_a_pinned_layout() -> None:
+    """The config all-1g.5gb of the GPU Operator's guide: any GPU, so that the board is unknown."""
+    found = migrated(layout("all-1g.5gb", "{devices: all, mig-enabled: true, mig-devices: {1g.5gb: 7}}"))
+    spec = policy(found, "mig-all-1g-5gb")
+    assert spec["mig"] == {"mode": "WhenFree", "layout": [{"profile": "1g.5gb", "count": 7}]}
+    (text,) = said(found, '["1g.5gb"]')
+    assert text.startswith("carried over: became mig.layout of policy mig-all-1g-5gb")
+    assert [problem for each in found.policies for problem in policy_problems(each)] == []
+
+
+@pytest.mark.parametrize(
+    ("devices", "profiles", "why"),
+    [
+        ("{1g.5gb: 1, 3g.20gb: 2}", ["1g.5gb", "3g.20gb"], "do not fit"),
+        ("{1g.10gb: 7}", ["1g.10gb"], "do not fit"),
+        ("{1g.12gb: 2}", ["1g.12gb"], "not all of these boards"),
+        ("{1g.5gb: 17}", ["1g.5gb"], "at most 8 profiles and 16"),
+        ("{1c.3g.20gb: 2, 1g.5gb: 1}", ["3g.20gb", "1g.5gb"], "compute instances are not supported"),
+    ],
+)
+def test_a_layout_that_cannot_be_pinned_allows_its_profiles(devices: str, profiles: list[str], why: str) -> None:
+    """A node would refuse such a policy, and publish nothing of the GPU."""
+    entry = f"{{device-filter: ['0x20B010DE'], devices: all, mig-enabled: true, mig-devices: {devices}}}"
+    found = migrated(layout("odd", entry))
+    spec = policy(found, "mig-odd")
+    assert spec["forms"] == {"whole": False, "migProfiles": profiles}
+    assert spec["mig"] == {"mode": "WhenFree"}
+    assert any(why in note.text for note in found.notes if "mig-devices" in note.field)
+
+
+def test_a_compute_instance_is_explained_and_its_gpu_instance_is_offered() -> None:
+    found = migrated(layout("part", "{devices: all, mig-enabled: true, mig-devices: {1c.3g.20gb: 3}}"))
+    assert policy(found, "mig-part")["forms"] == {"whole": False, "migProfiles": ["3g.20gb"]}
+    assert [each["metadata"]["name"] for each in found.classes] == ["mig-3g.20gb.nvidia.com"]
+    (text,) = said(found, '["1c.3g.20gb"]')
+    assert text.startswith("not carried over")
+    assert text.endswith("request the GPU instance 3g.20gb")
 
 
 def test_a_filter_for_unknown_boards_makes_no_policy() -> None:

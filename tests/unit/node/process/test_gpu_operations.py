@@ -17,7 +17,8 @@ from dra_driver.core.errors import (
     HardwareError,
     ResetRequiredError,
 )
-from dra_driver.core.model.gpu import NvLinkPeer, NvLinks
+from dra_driver.core.model.fabric import Fabric, FabricState
+from dra_driver.core.model.gpu import Gpu, NvLinkPeer, NvLinks
 from dra_driver.core.model.gpu_operation import (
     DONE_EVENT,
     FAILED_EVENT,
@@ -27,16 +28,18 @@ from dra_driver.core.model.gpu_operation import (
     requests_of,
     text_of,
 )
+from dra_driver.core.model.health import HealthReading
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms
 from dra_driver.hardware.gpu.backend import MIG_MODE, MigModes, ModeAnswer
-from dra_driver.hardware.gpu.reset import TIMEOUT
+from dra_driver.hardware.gpu.reset import TIMEOUT, Persistence
 from dra_driver.hardware.gpu.simulated.spec import parse_groups
 from dra_driver.kube.own_node import OwnNode
 from dra_driver.node.claims import PrepareGate
 from dra_driver.node.process.gpu_operations import DAILY, GATE, REST_S, GpuOperations, OperationTools
-from dra_driver.node.process.operation_record import FILE, OperationsFile
+from dra_driver.node.process.operation_record import FILE, MAX_FINISHED, OperationsFile, Step
+from dra_driver.node.process.operation_rules import why_silent, why_unverified
 from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.fakes.stand_in import stand_in
 
@@ -66,6 +69,9 @@ class Stage:
         self.reset: Callable[[GpuUuid, float], None] = self.gpus.reset
         self.control: Any = self.gpus
         self.sysfs = True
+        self.is_known = True
+        self.persistence: Persistence | None = None
+        self.is_stale = False
         self.fabric_manager: bool | None = True
         self.boot()
 
@@ -84,20 +90,21 @@ class Stage:
                 inventory=stand_in(inventory),
                 gate=self.gate,
                 lock=self._lock,
-                node=lambda: OwnNode(name="node-a", annotations=self.annotations, labels=self.labels),
+                node=lambda: self._node() if self.is_known else None,
                 terms=lambda: self.terms,
                 uses=lambda: self.uses,
                 holders=lambda _: self.open_in,
                 fabric_manager=lambda: self.fabric_manager,
-                readings=self.gpus.health_readings,
+                readings=lambda: () if self.is_stale else self.gpus.health_readings(),
                 detach_phase=lambda: self.gpus.detached or "",
                 is_detached=lambda: self.gpus.detached is not None,
-                wake_detaching=self._detach,
+                wake_detaching=lambda: self._detach(),  # noqa: PLW0108 - tests replace it
                 changed=lambda: None,
                 published=lambda: True,
                 tell=lambda kind, reason, text: self.events.append((kind, reason, text)),
                 boot_id=self.boot_id,
                 repaired=self.repaired.extend,
+                persistence=self.persistence,
                 settle_s=0.0,
                 busy_s=0.0,
                 poll_s=0.0,
@@ -107,12 +114,15 @@ class Stage:
         )
         self.operations.load()
 
+    def _node(self) -> OwnNode:
+        return OwnNode(name="node-a", annotations=self.annotations, labels=self.labels)
+
     def _clock(self) -> float:
         self.now += 0.5
         return self.now
 
     def _refresh(self) -> None:
-        if self.gpus.detached is None:
+        if self.gpus.detached is None and not self.is_stale:
             self.last = self.gpus.snapshot()
 
     def _detach(self) -> None:
@@ -145,6 +155,11 @@ class Stage:
     def result(self) -> tuple[str, str]:
         _, reason, text = self.events[-1]
         return reason, text
+
+    @property
+    def held(self) -> list[GpuUuid]:
+        """GPUs with an operation, also lost ones."""
+        return list(self.operations._records)
 
     @property
     def tainted(self) -> list[GpuUuid]:
@@ -239,7 +254,10 @@ REFUSED: dict[str, Callable[[Stage], object]] = {
     "sysfs has no `reset`": lambda stage: setattr(stage, "sysfs", False),
     "remove them with nvidia-smi mig -dci": _with_instance,
     "another recovery first: node-reboot": lambda stage: stage.gpus.inject(stage.gpu, "recovery-action=node-reboot"),
-    "that is not this driver's is pending": lambda stage: stage.gpus.request_mig_mode(stage.gpu, True),
+    "MIG mode on is pending, which this driver did not request": lambda stage: stage.gpus.request_mig_mode(
+        stage.gpu, True
+    ),
+    "the health of the GPU is unknown": lambda stage: setattr(stage, "is_stale", True),
     "does not answer": lambda stage: stage.gpus.inject(stage.gpu, "xid=79"),
 }
 
@@ -508,9 +526,37 @@ def test_a_record_that_cannot_be_read_is_set_aside(stage: Stage) -> None:
     (stage.folder / FILE).write_text("{")
     stage.boot()
     assert (stage.folder / "gpu-operations.unreadable").exists()
-    stage.ask()
+    stage.ask(number="cd34")
+    stage.run()
+    assert stage.modes == OFF, "the request may have run already"
+    assert stage.result[0] == FAILED_EVENT
+    assert "cannot be read" in stage.operations.remarks[0]
+    stage.ask(number="ef56")
     stage.run()
     assert stage.modes == ON
+
+
+@pytest.mark.parametrize(
+    "content", ['{"version":2}', '{"version":1,"records":{"GPU-1":{"operation":"burn","by":"x"}}}', "\x00" * 9]
+)
+def test_records_of_another_version_are_reported(stage: Stage, content: str) -> None:
+    """A downgrade may find them. Each damaged file could have kept a GPU tainted."""
+    (stage.folder / FILE).write_text(content)
+    stage.boot()
+    stage.run()
+    assert stage.result[0] == FAILED_EVENT
+    assert "nvidia-smi" in stage.result[1]
+    stage.run()
+    assert len(stage.events) == 1
+
+
+def test_finished_operations_of_any_uuid_are_bounded(stage: Stage) -> None:
+    for number in range(MAX_FINISHED + 9):
+        stage.annotations[OPERATION_ANNOTATION] = f"reset/GPU-{number}/a{number}"
+        stage.run()
+    kept = json.loads((stage.folder / FILE).read_text())["finished"]
+    assert len(kept) == MAX_FINISHED
+    assert f"GPU-{MAX_FINISHED + 8}" in kept
 
 
 def test_requests_are_read_and_written() -> None:
@@ -621,6 +667,383 @@ def test_linked_gpus_before_ampere_are_not_reset_alone(tmp_path: Path) -> None:
     stage.ask(Operation.RESET)
     stage.run()
     assert "together with the GPUs at its NVLinks" in stage.result[1]
+
+
+def test_a_waiting_operation_does_not_delay_another_gpu(stage: Stage) -> None:
+    """A policy can wait for days, until the claims of its GPU end."""
+    stage.terms = {stage.gpu: GpuTerms(policy="sevenths", mig_mode=True)}
+    stage.uses = [stage.gpu]
+    for _ in range(3):
+        stage.operations.step()
+    assert stage.tainted == [stage.gpu]
+    stage.annotations[OPERATION_ANNOTATION] = f"mig-on/{stage.other}/{NUMBER}"
+    for _ in range(20):
+        stage.operations.step()
+    assert stage.gpus.mig_mode(stage.other)
+    assert stage.result[0] == DONE_EVENT
+    assert (stage.tainted, stage.gate.closed) == ([stage.gpu], None)
+
+
+def test_two_free_gpus_are_changed_one_after_the_other(stage: Stage) -> None:
+    changing: list[int] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        steps = [record.step for record in stage.operations._records.values()]
+        changing.append(sum(step not in (Step.WAITING, Step.BLOCKED) for step in steps))
+        stage.gpus.reset(gpu, within_s)
+
+    stage.reset = reset
+    stage.annotations[OPERATION_ANNOTATION] = f"mig-on/{stage.gpu}/a1,mig-on/{stage.other}/a2"
+    stage.run()
+    assert changing == [1, 1]
+    assert stage.gpus.mig_mode(stage.gpu)
+    assert stage.gpus.mig_mode(stage.other)
+
+
+def test_a_request_replaces_a_waiting_operation_of_a_policy(stage: Stage) -> None:
+    stage.terms = {stage.gpu: GpuTerms(policy="sevenths", mig_mode=True)}
+    stage.uses = [stage.gpu]
+    for _ in range(3):
+        stage.operations.step()
+    stage.ask()
+    stage.operations.step()
+    stage.uses = []
+    stage.run()
+    assert stage.result == (DONE_EVENT, f"switching MIG mode on of {stage.gpu} (request {NUMBER}): done")
+
+
+def test_processes_that_cannot_be_listed_stop_the_reset(stage: Stage) -> None:
+    detach = stage._detach
+
+    def raced() -> None:
+        detach()
+        stage.open_in = None if stage.gpus.detached is not None else ()
+
+    stage._detach = raced  # type: ignore[method-assign]
+    stage.boot()
+    stage.reset = lambda gpu, within_s: pytest.fail("reset")
+    stage.ask()
+    stage.run()
+    assert "cannot be listed" in stage.result[1]
+    assert stage.modes == OFF
+
+
+def test_an_unknown_node_starts_nothing(stage: Stage) -> None:
+    """Without the Node's labels, another manager of MIG could be at work."""
+    stage.ask()
+    stage.operations.step()
+    stage.is_known = False
+    for _ in range(4):
+        stage.operations.step()
+    assert (stage.modes, stage.tainted) == (OFF, [stage.gpu])
+    assert "the Node was not read" in stage.operations.remarks[0]
+
+
+def test_a_healthy_gpu_is_reset_again_when_the_process_died_before_it(stage: Stage) -> None:
+    """It looks the same before and after a reset."""
+    tries: list[GpuUuid] = []
+
+    def dies(gpu: GpuUuid, within_s: float) -> None:
+        raise KilledError
+
+    stage.reset = dies
+    stage.ask(Operation.RESET)
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.reset = lambda gpu, within_s: tries.append(gpu)
+    stage.boot()
+    stage.run()
+    assert tries == [stage.gpu]
+    assert stage.result[0] == DONE_EVENT
+
+
+def test_a_reboot_counts_as_the_reset(stage: Stage) -> None:
+    def dies(gpu: GpuUuid, within_s: float) -> None:
+        raise KilledError
+
+    stage.reset = dies
+    stage.ask(Operation.RESET)
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.reset, stage.boot_id = lambda gpu, within_s: pytest.fail("reset"), "boot-2"
+    stage.boot()
+    stage.run()
+    assert stage.result[0] == DONE_EVENT
+
+
+@pytest.mark.parametrize("operation", [Operation.MIG_ON, Operation.RESET])
+@pytest.mark.parametrize("moment", ["detach", "busy", "verify"])
+def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
+    stage: Stage, operation: Operation, moment: str
+) -> None:
+    """An upgrade of the DaemonSet neither fails the operation nor repeats the reset."""
+    tries: list[GpuUuid] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        if moment == "busy":
+            stage.operations._stopping.set()
+            raise GpuBusyError("in use")
+        stage.gpus.reset(gpu, within_s)
+        if moment == "verify":
+            stage.is_stale = True
+            stage.operations._stopping.set()
+
+    stage.reset = reset
+    stage.gpus.inject(stage.gpu, "recovery-action")
+    detach = stage._detach
+    if moment == "detach":
+        stage._detach = stage.operations._stopping.set  # type: ignore[method-assign]
+    stage.ask(operation)
+    while not stage.operations._stopping.is_set():
+        stage.operations.step()
+    if moment == "verify":
+        stage.operations.step()
+    assert [event for event in stage.events if event[1] == FAILED_EVENT] == []
+    assert stage.held == [stage.gpu]
+    stage._detach, stage.is_stale = detach, False  # type: ignore[method-assign]
+
+    def succeed(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        stage.gpus.reset(gpu, within_s)
+
+    stage.reset = succeed
+    stage.boot()
+    stage.run()
+    assert stage.result[0] == DONE_EVENT
+    assert len(tries) == {"detach": 1, "busy": 2, "verify": 1}[moment]
+
+
+def test_a_gpu_that_is_lost_in_its_reset_keeps_the_taint(stage: Stage) -> None:
+    tries: list[GpuUuid] = []
+
+    def lose(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        stage.gpus.inject(gpu, "xid=79")
+
+    stage.reset = lose
+    stage.ask(Operation.RESET)
+    stage.run(most=900)
+    assert len(tries) == 1
+    assert "a reboot of the node is needed, because" in stage.result[1]
+    assert "does not answer" in stage.result[1]
+    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
+
+
+def test_a_gpu_that_is_lost_while_its_mode_changes_keeps_the_taint(stage: Stage) -> None:
+    def lose(gpu: GpuUuid, within_s: float) -> None:
+        stage.gpus.inject(gpu, "xid=79")
+        raise DeviceLostError("the GPU fell off the bus")
+
+    stage.reset = lose
+    stage.ask()
+    stage.run(most=900)
+    assert "a reboot of the node is needed, because" in stage.result[1]
+    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
+
+
+def test_a_gpu_that_is_lost_during_a_restart_does_not_pause_the_node(stage: Stage) -> None:
+    def dies(gpu: GpuUuid, within_s: float) -> None:
+        raise KilledError
+
+    stage.reset = dies
+    stage.ask()
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.gpus.reattach()
+    stage.gpus.inject(stage.gpu, "xid=79")
+    stage.boot()
+    stage.run(most=900)
+    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
+    assert stage.result[0] == FAILED_EVENT
+
+
+def test_a_reset_after_which_the_driver_asks_for_a_reboot_is_no_success(stage: Stage) -> None:
+    tries: list[GpuUuid] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        tries.append(gpu)
+        stage.gpus.inject(gpu, "recovery-action=node-reboot")
+
+    stage.reset = reset
+    stage.ask(Operation.RESET)
+    stage.run(most=900)
+    assert (stage.result[0], len(tries), stage.repaired) == (FAILED_EVENT, 1, [])
+    assert "a reboot of the node is needed" in stage.result[1]
+
+
+def test_a_request_for_a_blocked_gpu_is_answered(stage: Stage) -> None:
+    def hang(gpu: GpuUuid, within_s: float) -> None:
+        raise CommandError("the reset did not end within 120 s", reason=TIMEOUT)
+
+    stage.reset = hang
+    stage.ask(Operation.RESET)
+    stage.run()
+    stage.ask(Operation.MIG_ON, "cd34")
+    stage.run()
+    assert "(request cd34): refused, nothing was changed: the reset is blocked" in stage.result[1]
+    assert stage.tainted == [stage.gpu]
+    count = len(stage.events)
+    stage.boot()
+    stage.run()
+    assert len(stage.events) == count, "it is answered once"
+
+
+def test_the_end_of_a_blocked_operation_reports_the_mode(stage: Stage) -> None:
+    class Deaf:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            return stage.gpus.request_mig_mode(gpu, True)
+
+    stage.control, stage.reset = Deaf(), _refuse
+    stage.boot()
+    stage.ask()
+    stage.run()
+    stage.gpus.request_mig_mode(stage.gpu, False)
+    stage.run()
+    assert stage.result[0] == FAILED_EVENT, "MIG mode was requested on"
+    assert "MIG mode is off" in stage.result[1]
+
+
+def test_prepares_are_admitted_when_a_restart_has_to_wait_again(stage: Stage) -> None:
+    class Dies:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            raise KilledError
+
+    stage.control = Dies()
+    stage.boot()
+    stage.ask()
+    with pytest.raises(KilledError):
+        stage.run()
+    stage.control = stage.gpus
+    stage.labels = {"nvidia.com/mig.config.state": "pending"}
+    stage.boot()
+    for _ in range(3):
+        stage.operations.step()
+    assert stage.gate.closed is None
+    stage.labels = {}
+    stage.run()
+    assert stage.modes == ON
+
+
+def test_a_driver_upgrade_after_the_reset_delays_the_verification(stage: Stage) -> None:
+    """An administrator's request keeps the driver closed."""
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        stage.gpus.reset(gpu, within_s)
+        stage._detach = lambda: None  # type: ignore[method-assign]
+
+    stage.reset = reset
+    stage.ask()
+    for _ in range(300):
+        stage.operations.step()
+    assert stage.tainted == [stage.gpu]
+    assert stage.events[-1][1] == "GpuOperationBegun"
+    stage.gpus.reattach()
+    stage.run()
+    assert (stage.modes, stage.result[0]) == (ON, DONE_EVENT)
+
+
+def test_a_newer_gpu_in_use_is_not_reset_for_its_mode(tmp_path: Path) -> None:
+    stage = Stage(tmp_path, "2xh100-sxm5-80gb")
+
+    class Busy:
+        def __getattr__(self, name: str) -> object:
+            return getattr(stage.gpus, name)
+
+        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
+            return ModeAnswer.IN_USE if enabled else stage.gpus.request_mig_mode(gpu, enabled)
+
+    stage.control, stage.reset = Busy(), lambda gpu, within_s: pytest.fail("reset")
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "this GPU needs no reset" in stage.result[1]
+    assert stage.modes == OFF
+
+
+def test_a_reset_is_verified_when_the_fabric_is_ready_again(stage: Stage) -> None:
+    """CUDA fails on the GPU until then (802). A fabric that was down before the reset delays nothing."""
+    gpu = replace(stage.last.gpus[0], fabric=Fabric(state=FabricState.IN_PROGRESS))
+    (reading, _) = stage.gpus.health_readings()
+
+    def lacks(gpu: Gpu, *, ready: bool) -> str | None:
+        return why_unverified(Operation.RESET, gpu, None, reading, fabric_was_ready=ready)
+
+    assert "fabric is not ready" in str(lacks(gpu, ready=True))
+    assert lacks(gpu, ready=False) is None
+    assert lacks(replace(gpu, fabric=Fabric(state=FabricState.COMPLETED)), ready=True) is None
+
+
+def test_a_listed_gpu_that_does_not_answer_is_not_released(stage: Stage) -> None:
+    """The inventory keeps the last values of a GPU whose calls hang."""
+    gpu = stage.last.gpus[0]
+    hangs = HealthReading(gpu_uuid=gpu.uuid, unreachable="a call has not returned", hangs=True)
+    assert "a call has not returned" in str(why_silent(gpu, hangs))
+    assert why_silent(gpu, replace(hangs, needs_reset=True)) is None
+    assert why_silent(gpu, HealthReading(gpu_uuid=gpu.uuid)) is None
+
+
+class PersistenceMode:
+    def __init__(self, gpu: GpuUuid, *, refuses: str = "") -> None:
+        self.on, self.gpu, self.refuses = True, gpu, refuses
+
+    def is_on(self, gpu: GpuUuid) -> bool | None:
+        return self.on if gpu == self.gpu else None
+
+    def switch(self, gpu: GpuUuid, on: bool) -> None:
+        if self.refuses == str(on):
+            raise CommandError("Unknown Error")
+        self.on = on
+
+
+@pytest.mark.parametrize("moment", ["before", "after", "never", "refused"])
+def test_persistence_mode_is_off_for_the_reset_only(stage: Stage, moment: str) -> None:
+    """Also after a kill on either side of the reset, and after a refused one."""
+    mode = PersistenceMode(stage.gpu)
+    seen: list[bool] = []
+
+    def reset(gpu: GpuUuid, within_s: float) -> None:
+        seen.append(mode.on)
+        if moment == "refused":
+            raise CommandError("refused")
+        if moment != "before":
+            stage.gpus.reset(gpu, within_s)
+        if moment != "never":
+            raise KilledError
+
+    stage.persistence, stage.reset = mode, reset
+    stage.boot()
+    stage.ask()
+    try:
+        stage.run()
+    except KilledError:
+        assert not mode.on
+        stage.reset = stage.gpus.reset
+        stage.boot()
+        stage.run()
+    assert seen == [False]
+    assert mode.on
+    assert stage.result[0] == (FAILED_EVENT if moment == "refused" else DONE_EVENT)
+
+
+def test_persistence_mode_that_stays_off_is_reported(stage: Stage) -> None:
+    stage.persistence = PersistenceMode(stage.gpu, refuses="True")
+    stage.boot()
+    stage.ask()
+    stage.run()
+    assert "done; persistence mode is off, and was on before" in stage.result[1]
+
+
+def test_unreadable_requests_are_reported(stage: Stage) -> None:
+    stage.annotations[OPERATION_ANNOTATION] = "mig-on/gpu-0/a1"
+    stage.run()
+    assert "mig-on/gpu-0/a1" in stage.operations.remarks[0]
 
 
 def test_the_gate_stays_closed_while_one_of_two_holds_it() -> None:
