@@ -151,6 +151,7 @@ SPEC_FIELDS: Final = {
     "sharing.defaultComputePercent": "100",
     "sharing.reservedMemory": "driver default",
     "sharing.defaultShare": "all of the GPU",
+    "sharing.migDevices": "false",
     "taints": "none",
     "attributes": "none",
     "health.taint": "default rules",
@@ -173,6 +174,7 @@ _OF_STRATEGY: Final = {
     "sharing.defaultComputePercent": {"TimeSlicing", "MPS"},
     "sharing.reservedMemory": {"TimeSlicing", "MPS"},
     "sharing.defaultShare": {"TimeSlicing", "MPS"},
+    "sharing.migDevices": {"TimeSlicing", "MPS"},
 }
 
 

@@ -15,7 +15,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu import Gpu, LeftOutGpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
 from dra_driver.core.model.mig import PartitionId
-from dra_driver.core.model.terms import GpuTerms, Taint, Terms, terms_of
+from dra_driver.core.model.terms import GpuTerms, SharingTerms, Taint, Terms, terms_of
 from dra_driver.kube.objects.resource import Counter, CounterSet, Device, DeviceCounterConsumption, DeviceTaint
 from dra_driver.kube.published import Island, attributes, devices, in_order, islands_of, limits
 from dra_driver.kube.shapes import is_pool_name, is_subdomain
@@ -89,7 +89,7 @@ class GpuDevices:
         self._taints = GpuTaints(terms, features)
         self.counter_set: CounterSet | None = counters.wire_set(gpu, forms.left) if forms.placements else None
         self._left_out: set[str] = set(refused)
-        self._policy = terms.policy
+        self._terms = terms
 
     def build(self) -> tuple[Device, ...]:
         """The devices in the order in which the scheduler tries them (1.36: the order of the list)."""
@@ -102,16 +102,18 @@ class GpuDevices:
             return ()
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
         return (
-            f"attributes that policy {self._policy} adds to {self._gpu.device_name} are left out: {names}; a name is a "
-            "C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room for "
-            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
+            f"attributes that policy {self._terms.policy} adds to {self._gpu.device_name} are left out: {names}; "
+            "a name is a C identifier that the driver does not use itself, a text has at most 64 bytes, and a device "
+            f"has room for {limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities",
         )
 
     def _devices(self) -> Iterator[Device]:
         for instance in self._forms.foreign_instances:
             profile = counters.profile_of(self._gpu, instance)
-            partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
             place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
+            if profile is None:
+                continue  # `forms_of` omits it
+            partition = devices.foreign_partition(self._gpu, instance, profile, self._board, self._sharing_of(place))
             # Without counters: the counter set lacks the counters of the instance.
             yield self._finished(partition, None, self._taints.of(place))
         if self._forms.whole:
@@ -127,18 +129,23 @@ class GpuDevices:
         return self._finished(device, taken, self._taints.whole)
 
     def _placements(self) -> Iterator[Device]:
-        common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
+        common: dict[tuple[int, SharingTerms | None], tuple[devices.ProfileParts, dict[str, Counter]]] = {}
         for profile, start in self._forms.placements:
-            if profile.profile_id not in common:
+            place = PartitionId(self._gpu.uuid, profile.profile_id, start)
+            key = profile.profile_id, self._sharing_of(place)
+            if key not in common:
                 shared = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
-                common[profile.profile_id] = devices.profile_parts(self._gpu, profile, self._board), shared
-            parts, taken = common[profile.profile_id]
+                common[key] = devices.profile_parts(self._gpu, profile, self._board, key[1]), shared
+            parts, taken = common[key]
             device = devices.placement(self._gpu, parts, start)
             withheld = (profile, start) in self._forms.withheld
-            taints = self._taints.of(PartitionId(self._gpu.uuid, profile.profile_id, start), withheld=withheld)
+            taints = self._taints.of(place, withheld=withheld)
             yield self._finished(
                 device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
             )
+
+    def _sharing_of(self, place: PartitionId) -> SharingTerms | None:
+        return self._terms.sharing_of(place) if place in self._forms.shared else None
 
     def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: tuple[DeviceTaint, ...]) -> Device:
         """The device with the policy's attributes, its taints and, unless None, its consumed counters."""
