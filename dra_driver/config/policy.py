@@ -139,6 +139,7 @@ def _sharing(sharing: Fields) -> SharingTerms | None:
         default_percent=100 if (percent := sharing.get("defaultComputePercent")) is None else percent,
         reserved_bytes=_bytes(sharing.get("reservedMemory")),
         default_share=_default_share(_section(sharing, "defaultShare")),
+        mig_devices=bool(sharing.get("migDevices")),
     )
 
 

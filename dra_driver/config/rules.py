@@ -103,6 +103,12 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "self.strategy != 'Exclusive' || !has(self.reservedMemory)",
         lambda it: it["strategy"] == "Exclusive" and _has(it, "reservedMemory"),
     ),
+    "mig-devices-need-sharing": SchemaRule(
+        "migDevices belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or"
+        " MPS",
+        "self.strategy != 'Exclusive' || !has(self.migDevices) || !self.migDevices",
+        lambda it: it["strategy"] == "Exclusive" and it.get("migDevices") is True,
+    ),
     "default-share-needs-sharing": SchemaRule(
         "defaultShare belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing"
         " or MPS",
@@ -126,12 +132,14 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         lambda it: _has(it, "parts") and _has(it, "computePercent"),
     ),
     "sharing-needs-whole": SchemaRule(
-        "a GPU is shared as a whole: sharing.strategy TimeSlicing or MPS cannot be combined with forms.whole false",
+        "sharing.strategy TimeSlicing or MPS shares whole GPUs, which forms.whole false forbids: set sharing.migDevices"
+        " to true to share MIG devices",
         "!has(self.sharing) || self.sharing.strategy == 'Exclusive' || !has(self.forms) || !has(self.forms.whole)"
-        " || self.forms.whole",
+        " || self.forms.whole || has(self.sharing.migDevices) && self.sharing.migDevices",
         lambda it: (
             _inner(it, "sharing").get("strategy", "Exclusive") != "Exclusive"
             and _inner(it, "forms").get("whole") is False
+            and not _inner(it, "sharing").get("migDevices")
         ),
     ),
     "mig-mode-needs-forms": SchemaRule(

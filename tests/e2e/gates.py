@@ -23,7 +23,7 @@ DRIVER_STATUS: Final = "DRAResourceClaimGranularStatusAuthorization"
 NAMED: Final = frozenset({PARTITIONS, SHARES, TAINTS, EXTENDED, POD_HEALTH, DRIVER_STATUS})
 
 _ENABLED: Final = re.compile(r'^kubernetes_feature_enabled\{name="([^"]+)",[^}]*\} ([01])$', re.MULTILINE)
-_RESOURCE: Final = re.compile(r"nvidia\.com/(gpu|mig-\S+)")
+_RESOURCE: Final = re.compile(r"nvidia\.com/(gpu(\.shared)?|mig-\S+)")
 
 
 def read_gates(metrics: str) -> dict[str, bool]:
@@ -58,6 +58,8 @@ def gates_of(objects: Any) -> frozenset[str]:
             found.add(EXTENDED)
         if any("/mig-" in name for name in names):
             found.add(PARTITIONS)
+        if any(name.endswith(".shared") for name in names):
+            found.add(SHARES)
     return frozenset(found)
 
 

@@ -78,7 +78,9 @@ def test_the_reason_is_listed() -> None:
         ("big-or-small", {PARTITIONS}),
         ("shared-mps-three-pods", {SHARES}),
         ("shared-time-sliced-pair", {SHARES}),
+        ("shared-mig-device", {PARTITIONS, SHARES}),
         ("extended-resources", {EXTENDED, PARTITIONS}),
+        ("shares-for-unmodified-pods", {EXTENDED, SHARES}),
     ],
 )
 def test_the_gates_of_objects_are_found_in_them(example: str, needed: set[str]) -> None:

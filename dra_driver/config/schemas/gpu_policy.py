@@ -134,8 +134,8 @@ class DefaultShare(Strict):
 
 
 class Sharing(Strict):
-    """Sharing of the whole GPU by several claims. Each gets the memory that it requests; a claim without a share
-    request has the GPU exclusively, unless defaultShare is set."""
+    """Sharing of a GPU, or of its MIG devices, by several claims. Each gets the memory that it requests; a claim
+    without a share request has the device exclusively, unless defaultShare is set."""
 
     rules: ClassVar[tuple[str, ...]] = (
         "default-share-needs-sharing",
@@ -144,6 +144,7 @@ class Sharing(Strict):
         "max-shares-needs-sharing",
         "default-percent-needs-sharing",
         "reserved-memory-needs-sharing",
+        "mig-devices-need-sharing",
     )
 
     strategy: Literal["Exclusive", "TimeSlicing", "MPS"] = Field(
@@ -166,6 +167,10 @@ class Sharing(Strict):
     )
     default_share: DefaultShare | None = optional(
         "The share of a claim that requests no amounts. Default: all of the GPU."
+    )
+    mig_devices: bool | None = optional(
+        "Whether claims also share MIG devices; maxShares and defaultShare then hold for each MIG device, too.",
+        default=False,
     )
 
 

@@ -57,7 +57,7 @@ class SharingTerms(Struct, frozen=True, kw_only=True):
     """Sharing of a GPU by several claims. ``max_shares`` None: only memory and compute limit the number.
     ``default_percent`` is the compute of a claim that requests none: 100 leaves none for others, 0 is unlimited.
     ``reserved_bytes`` of the memory belong to no share; None for the needs of the driver and the MPS server. Without
-    ``default_share``, a claim that requests no memory gets all of it."""
+    ``default_share``, a claim that requests no memory gets all of it. ``mig_devices``: partitions are shared, too."""
 
     strategy: Strategy
     interval: Interval = Interval.DEFAULT
@@ -65,6 +65,7 @@ class SharingTerms(Struct, frozen=True, kw_only=True):
     default_percent: int = 100
     reserved_bytes: int | None = None
     default_share: DefaultShareTerms | None = None
+    mig_devices: bool = False
 
 
 class Taint(Struct, frozen=True, kw_only=True):
@@ -102,8 +103,9 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     reset for it, None to leave it. ``sharing`` None is exclusive. ``host_memory_bytes`` is memory of the node that each
     pod with a device of the GPU is charged. ``kept`` are partitions in use that stay published although ``profiles``
     lacks them. ``shares_in_use``: claims have shares of the GPU, or all of it as a share; schedulers count those only
-    while the GPU is published as shared. ``policy`` is the applied policy, '' for none; ``waiting`` describes newer
-    terms that wait until the GPU is free. ``health`` and ``usage`` apply immediately.
+    while the GPU is published as shared. ``partition_sharing`` is the sharing of partitions, ``kept_sharing`` of
+    partitions in use. ``policy`` is the applied policy, '' for none; ``waiting`` describes newer terms that wait until
+    the GPU is free. ``health`` and ``usage`` apply immediately.
 
     Taints: ``condition_taints`` of the unhealthy GPU in every form, ``whole_taints`` of the whole GPU and its shares,
     ``partition_taints`` of single partitions. ``withheld`` is about partitions that do not exist yet.
@@ -122,6 +124,8 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
     kept: frozenset[PartitionId] = frozenset()
     shares_in_use: bool = False
+    partition_sharing: SharingTerms | None = None
+    kept_sharing: Mapping[PartitionId, SharingTerms | None] = field(default_factory=lambda: MappingProxyType({}))
     waiting: str | None = None
     health: HealthRules = DEFAULT_RULES
     usage: UsageRules = DEFAULT_USAGE
@@ -137,6 +141,9 @@ class GpuTerms(Struct, frozen=True, kw_only=True):
             return False
         return self.profiles is None or partition.profile_id in self.profiles
 
+    def sharing_of(self, partition: PartitionId) -> SharingTerms | None:
+        return self.kept_sharing.get(partition, self.partition_sharing)
+
 
 Terms = Mapping[GpuUuid, GpuTerms]  # terms by GPU; a GPU without an entry has the default terms
 
@@ -149,9 +156,9 @@ def terms_of(terms: Terms, gpu_uuid: GpuUuid) -> GpuTerms:
 
 class Use(Struct, frozen=True, kw_only=True):
     """A claim's use of one device, from the journal (admin access excluded), in any state of the claim. ``partition``
-    is set for `Form.PARTITION`; ``created_by_driver`` is False for an instance of another manager. ``sharing``, for
-    `Form.SHARE`, are the terms of the first share. ``of_shared`` is True for `Form.WHOLE` if the GPU was published as
-    shared and the claim consumed all of it."""
+    is set for `Form.PARTITION`; ``created_by_driver`` is False for an instance that another claim or manager created.
+    ``sharing`` are the terms of a share, of a GPU or of a partition. ``of_shared`` is True if the device was published
+    as shared and the claim consumed all of it."""
 
     gpu_uuid: GpuUuid
     form: Form

@@ -44,6 +44,11 @@ def shared_gpu_daemon(gpu: GpuUuid) -> MpsDaemon:
     return MpsDaemon(id=gpu, devices=(gpu,), gpus=(gpu,))
 
 
+def shared_partition_daemon(uuid: str) -> MpsDaemon:
+    """The same for a MIG device."""
+    return MpsDaemon(id=uuid, devices=(uuid,), gpus=())
+
+
 def group_daemon_id(claim: ClaimUid, devices: Iterable[str]) -> str:
     """The id of the daemon for one claim's devices under one config; each group of a claim has another."""
     digest = hashlib.sha256(",".join(sorted(devices)).encode()).hexdigest()

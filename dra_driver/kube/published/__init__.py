@@ -11,6 +11,7 @@ from dra_driver.kube.published.shares import (
     amount_text,
     default_memory,
     default_percent,
+    memory_view,
     shareable_memory,
     total_memory,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "in_order",
     "islands_of",
     "limits",
+    "memory_view",
     "names",
     "shareable_memory",
     "total_memory",

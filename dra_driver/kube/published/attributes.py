@@ -67,13 +67,15 @@ def _nvlink(gpu: Gpu, island: Island | None) -> Mapping[str, DeviceAttribute | N
     }
 
 
-def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes) -> Attributes:
-    """The attributes that all partitions of one profile have in common. ``size`` is in memory slices."""
+def of_profile(gpu: Gpu, profile: str, size: int, common: Attributes, strategy: str | None = None) -> Attributes:
+    """The attributes that all partitions of one profile have in common. ``size`` is in memory slices; ``strategy``
+    shares them."""
     own = {
         names.TYPE: _identifier(names.TYPE_MIG),
         names.PARENT_UUID: _identifier(gpu.uuid),
         names.PROFILE: _identifier(profile),
         names.PLACEMENT_SIZE: DeviceAttribute(int_=size),
+        names.SHARING_STRATEGY: _identifier(strategy),
     }
     return {**_present(own), **common}
 

@@ -25,6 +25,7 @@ class ProfileParts(Struct, frozen=True, kw_only=True):
     profile: MigProfile
     attributes: Attributes
     capacity: dict[str, DeviceCapacity]
+    shared: bool = False
 
 
 def whole_gpu(
@@ -52,24 +53,35 @@ def monitor(gpu: Gpu, exclusive: Device) -> Device:
     return replace(exclusive, name=name, attributes=attributes.of_monitor(gpu, exclusive.attributes))
 
 
-def profile_parts(gpu: Gpu, profile: MigProfile, board: Attributes) -> ProfileParts:
-    described = attributes.of_profile(gpu, profile.name, profile.memory_slices, board)
-    return ProfileParts(profile=profile, attributes=described, capacity=shares.of_profile(profile))
+def profile_parts(
+    gpu: Gpu, profile: MigProfile, board: Attributes, sharing: SharingTerms | None = None
+) -> ProfileParts:
+    described = attributes.of_profile(gpu, profile.name, profile.memory_slices, board, _strategy(sharing))
+    capacity = shares.of_profile(profile) if sharing is None else shares.of_shared_profile(gpu, profile, sharing)
+    return ProfileParts(profile=profile, attributes=described, capacity=capacity, shared=sharing is not None)
+
+
+def _strategy(sharing: SharingTerms | None) -> str | None:
+    return None if sharing is None else sharing.strategy.value
 
 
 def placement(gpu: Gpu, parts: ProfileParts, start: int) -> Device:
     name = partition_name(gpu.minor, parts.profile.name, parts.profile.profile_id, start)
-    return Device(name=name, attributes=attributes.of_partition(start, parts.attributes), capacity=parts.capacity)
+    described = attributes.of_partition(start, parts.attributes)
+    return Device(name=name, attributes=described, capacity=parts.capacity, allow_multiple_allocations=parts.shared)
 
 
-def foreign_partition(gpu: Gpu, instance: MigInstance, profile: MigProfile | None, board: Attributes) -> Device:
-    """A partition that this driver did not create, with its UUID; ``profile`` gives its shares."""
-    shared = attributes.of_profile(gpu, instance.profile_name, instance.size, board)
+def foreign_partition(
+    gpu: Gpu, instance: MigInstance, profile: MigProfile, board: Attributes, sharing: SharingTerms | None = None
+) -> Device:
+    """A partition that this driver did not create, with its UUID; ``profile`` gives its size."""
+    parts = profile_parts(gpu, profile, board, sharing)
+    shared = attributes.of_profile(gpu, instance.profile_name, instance.size, board, _strategy(sharing))
     described = attributes.of_partition(instance.start, shared, instance)
-    capacity = shares.of_profile(profile) if profile is not None else {}
-    memory_slices = shares.memory_slices(instance.start, instance.size)
+    capacity = dict(parts.capacity)
+    memory_slices = shares.memory_slices(instance.start, instance.size, shared=parts.shared)
     # The widest partitions of boards with twelve memory slices have no room for them; the placement has the same facts.
     if len(described) + len(capacity) + len(memory_slices) <= MAX_ATTRIBUTES_AND_CAPACITIES:
         capacity |= memory_slices
     name = partition_name(gpu.minor, instance.profile_name, instance.profile_id, instance.start)
-    return Device(name=name, attributes=described, capacity=capacity)
+    return Device(name=name, attributes=described, capacity=capacity, allow_multiple_allocations=parts.shared)

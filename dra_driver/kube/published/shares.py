@@ -11,6 +11,8 @@ MiB.
 from collections.abc import Callable
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.core.model.terms import SharingTerms, Strategy
@@ -58,9 +60,28 @@ def of_whole(gpu: Gpu, *, beside_partitions: bool) -> dict[str, DeviceCapacity]:
     return found
 
 
-def memory_slices(start: int, size: int) -> dict[str, DeviceCapacity]:
+def of_shared_profile(gpu: Gpu, profile: MigProfile, sharing: SharingTerms) -> dict[str, DeviceCapacity]:
+    """The capacities of a shared partition. A share without a request consumes none of the engines, which all shares
+    of the partition use in turns: without a default, the first share would consume them all."""
+    engines = {name: _not_consumed(str(each.value)) for name, each in of_profile(profile).items()}
+    return engines | capacity_of(memory_view(gpu, profile), sharing)
+
+
+def memory_view(gpu: Gpu, profile: MigProfile | None) -> Gpu:
+    """``gpu`` with the memory of one partition, of which the driver's reserve is not a part."""
+    memory = profile.memory_bytes if profile is not None else None
+    return replace(gpu, memory_bytes=memory, reserved_bytes=0)
+
+
+def memory_slices(start: int, size: int, *, shared: bool = False) -> dict[str, DeviceCapacity]:
     """``memorySlice<i>`` of an existing partition, for claims that want two of the same or of other memory slices."""
-    return {f"memorySlice{index}": DeviceCapacity(value="1") for index in range(start, start + size)}
+    one = _not_consumed("1") if shared else DeviceCapacity(value="1")
+    return {f"memorySlice{index}": one for index in range(start, start + size)}
+
+
+def _not_consumed(value: str) -> DeviceCapacity:
+    policy = CapacityRequestPolicy(default="0", valid_range=CapacityRequestPolicyRange(min="0"))
+    return DeviceCapacity(value=value, request_policy=policy)
 
 
 def amount_text(name: str, value: int) -> str:

@@ -257,7 +257,8 @@ class Aggregate:
 
 
 def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
-    supply, whole = counted.supply, SyntheticRequest(kind=unit.main_kind)
+    supply = counted.supply
+    whole = sum(fits for each, fits in counted.fits.items() if each.kind == unit.main_kind and not each.share)
     anything = any(counted.fits.values())
     used = min(supply.allocated, unit.gpu_count)
     rest = unit.gpu_count - used
@@ -265,7 +266,7 @@ def _states(unit: Unit, counted: FitCounts, problem: str) -> dict[str, int]:
     if unit.main_kind.profile:
         free = rest if anything and not supply.in_parts else 0
     else:
-        free = min(rest - supply.in_parts, counted.fits.get(whole, 0)) if rest else 0
+        free = min(rest - supply.in_parts, whole) if rest else 0
     rest -= free
     states = Counter({"used": used, problem or "free": free})
     if rest and supply.in_parts:

@@ -80,7 +80,7 @@ class FitCounter:
     def _requests(self, unit: Unit) -> list[SyntheticRequest]:
         found = []
         for kind, device in {kind: device for device, kind in zip(unit.offered, unit.kinds, strict=True)}.items():
-            found.append(SyntheticRequest(kind=kind))
+            found.append(SyntheticRequest(kind=kind, default=units.default_share(device.wire) if kind.shared else ()))
             for share in self._options.shares if kind.shared else ():
                 found.append(SyntheticRequest(kind=kind, share=share, extra=units.extra_for(device.wire, share)))
         return found

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.quantity import NANO
 from dra_driver.kube.devices import Wire, attribute_shown, unhealthy_by
-from dra_driver.kube.published import MEMORY, names
+from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY, names
 from dra_driver.scheduler.allocation import Pool, PoolDevice, consumption, nano, untolerated
 
 # --- Kinds of devices that claims can request: whole devices of a model, MIG profiles, shares.
@@ -31,16 +31,23 @@ class DeviceKind(NamedTuple):
 
 
 class SyntheticRequest(NamedTuple):
-    """A request to try: ``count`` devices of a kind, or ``share`` of the memory and ``extra`` of other capacities."""
+    """A request to try: ``count`` devices of a kind, or ``share`` of the memory and ``extra`` of other capacities.
+    ``default``: the amounts that one without any gets, if they are a part of the device."""
 
     kind: DeviceKind
     count: int = 1  # type: ignore[assignment]  # hides tuple.count, which is not used
     share: str = ""
     extra: tuple[tuple[str, str], ...] = ()
+    default: tuple[tuple[str, str], ...] = ()
 
     @property
     def label(self) -> str:
-        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi, 12 computePercent``; ``1 shared GPU``: a claim without amounts."""
+        """``2 GPUs``, ``3g.40gb``, ``share of 10Gi, 12 computePercent``; ``1 shared GPU``: a claim without amounts,
+        which is a ``default share of 10Gi, 12 computePercent`` if the policy sets one."""
+        if self.default:
+            amounts = (amount if name == MEMORY else f"{amount} {name}" for name, amount in self.default)
+            of_profile = f"{self.kind.profile} " if self.kind.profile else ""
+            return f"{of_profile}default share of {', '.join(amounts)}"
         if self.share:
             return ", ".join([f"share of {self.share}", *(f"{amount} {name}" for name, amount in self.extra)])
         noun = "GPU" if self.kind.type == "gpu" else self.kind.type or "device"
@@ -247,6 +254,18 @@ def extra_for(device: Wire, share: str) -> Extra:
         part = min(value, value * nano(share) // total)
         found.append((name, str(max(part // NANO, -(-nano(least) // NANO)))))
     return tuple(found)
+
+
+def default_share(device: Wire) -> Extra:
+    """Return the amounts that a claim without any gets; empty unless they are a part of the device."""
+    capacities: Mapping[str, Wire] = device.get("capacity") or {}
+    found = []
+    for name in (MEMORY, COMPUTE_PERCENT):
+        default = (capacities.get(name, {}).get("requestPolicy") or {}).get("default")
+        if default is not None:
+            found.append((name, str(default)))
+    is_part = any(nano(amount) < nano(capacities[name]["value"]) for name, amount in found[:1])
+    return tuple(found) if is_part else ()
 
 
 def consumed_by_share(device: Wire, share: str, extra: Extra) -> dict[str, int]:

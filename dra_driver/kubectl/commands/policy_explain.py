@@ -152,6 +152,7 @@ SPEC_FIELDS: Final = {
     "sharing.defaultComputePercent": "100",
     "sharing.reservedMemory": "driver default",
     "sharing.defaultShare": "all of the GPU",
+    "sharing.migDevices": "false",
     "hostMemoryPerPod": "none",
     "taints": "none",
     "attributes": "none",
@@ -175,6 +176,7 @@ _OF_STRATEGY: Final = {
     "sharing.defaultComputePercent": {"TimeSlicing", "MPS"},
     "sharing.reservedMemory": {"TimeSlicing", "MPS"},
     "sharing.defaultShare": {"TimeSlicing", "MPS"},
+    "sharing.migDevices": {"TimeSlicing", "MPS"},
 }
 
 

@@ -187,11 +187,14 @@ def _sharing(
     renames = at(part, "renameByDefault") is True
     refused = at(part, "failRequestsGreaterThanOne")
     if "renameByDefault" in mapping_at(part):
-        with_suffix = "pods that request the resource with .shared get a share"
+        with_suffix = "pods that request the resource with .shared get a share: deviceClasses.shared of the chart"
         ledger.carried((*path, "renameByDefault"), with_suffix if renames else "shares keep the resource's name")
     if refused is not None:
-        text = "pods that request several replicas are not translated" if refused else (
-            "several replicas become one claim for several shares of one GPU")  # fmt: skip
+        text = (
+            "pods that request several replicas are not translated; the API server refuses them" if refused else
+            "several replicas become one claim for several shares of one GPU; in pods that stay unchanged, they are"
+            " shares of different GPUs"
+        ) + f" (deviceClasses.shared.oneEach: {str(bool(refused)).lower()})"  # fmt: skip
         ledger.note(CARRIED if refused else CHANGED, (*path, "failRequestsGreaterThanOne"), text)
     found = [
         _replicated(document, (*path, "resources", index), ledger, renames=renames, name=name, strategy=strategy)
@@ -219,7 +222,7 @@ def _replicated(
     elif "devices" in entry:
         ledger.lost((*path, "devices"), f"{_IGNORED}; use select.minors or select.uuids of a GpuPolicy")
     if resource != GPU:
-        text = "this driver shares whole GPUs, not MIG devices"
+        text = "MIG devices keep one claim each; share them with sharing.migDevices of a GpuPolicy"
         ledger.lost((*path, "name"), text)
         ledger.lost((*path, "replicas"), text)
         return ReplicatedResource(name=resource, replicas=0, renamed=renamed)

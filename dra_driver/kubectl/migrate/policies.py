@@ -222,6 +222,7 @@ def _note_profiles(entry: dict[str, object], path: Path, policy: str, why_not_pi
             ledger.changed(place, f"{text}, instead of {count}: {why_not_pinned}")
 
 
+_SHARED_CLASS: Final = ("deviceClasses", "shared")
 MANAGER: Final = "dra-driver-migrate"
 
 
@@ -249,6 +250,23 @@ def known_resources(gathered: Gathered, driver: str) -> KnownResources:
     for resource in gathered.renamed:
         found[resource] = ResourceMeaning(form=DeviceForm(), device_class=_class_of_renamed(resource))
     return KnownResources(driver=driver, of=found)
+
+
+def set_shared_class(gathered: Gathered) -> None:
+    """Set the chart values of the class that gives unmodified pods the default share of the policies.
+
+    Shares that keep the name nvidia.com/gpu get it only if every config shares GPUs; otherwise it stays the name of
+    whole GPUs, and a pod gets either.
+    """
+    configs = [config for config in gathered.plugin_configs.values() if config.strategy]
+    shared = [(each, config) for config in configs for each in config.replicated if each.name == GPU and each.replicas]
+    renamed = [pair for pair in shared if pair[0].renamed]
+    kept = [] if renamed or not all(map(_shares_gpus, gathered.plugin_configs.values())) else shared
+    for each, config in renamed or kept:
+        gathered.set_value((*_SHARED_CLASS, "extendedResourceName"), each.renamed or GPU)
+        gathered.set_value((*_SHARED_CLASS, "oneEach"), config.several_refused)
+    if kept:
+        gathered.set_value(("deviceClasses", "extendedResourceName"), "")
 
 
 def ambiguity(gathered: Gathered) -> str:

@@ -64,8 +64,8 @@ class KnownResources(Struct, frozen=True, kw_only=True):
 
     def _partition(self, resource: str) -> ResourceMeaning:
         if resource.endswith(SHARED):
-            raise NoDeviceError("this driver shares whole GPUs, not MIG devices; use a claim for a smaller"
-                                " profile")  # fmt: skip
+            raise NoDeviceError("shares of MIG devices need a claim (sharing.migDevices of a GpuPolicy); or use a claim"
+                                " for a smaller profile")  # fmt: skip
         if refused := no_compute_instance(resource):
             raise NoDeviceError(refused)
         found = _PROFILE.fullmatch(resource)

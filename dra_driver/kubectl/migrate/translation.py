@@ -250,6 +250,7 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
             found.problems.append(str(error))
         except _ODD as error:
             found.problems.append(_odd(document, error))
+    policies.set_shared_class(gathered)
     known = known_resources(gathered, options.driver)
     pod_options = PodOptions(
         driver=options.driver, keep=options.keep, resources=known, memory=memory_of(gathered, options.gpu_memory_mib)

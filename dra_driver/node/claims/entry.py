@@ -47,8 +47,8 @@ class InstanceIds(Struct, frozen=True, kw_only=True):
 class AssignedPartition(Struct, frozen=True, kw_only=True):
     """A partition that is assigned to a claim. ``size`` is in memory slices.
 
-    ``created_by_driver``: the driver destroys it with the claim; otherwise another manager created it. ``live`` is None
-    while the partition may not exist yet.
+    ``created_by_driver``: the driver destroys it with the claim, or hands it over to a claim that shares it; otherwise
+    another manager, or the claim that shares it, created it. ``live`` is None while the partition may not exist yet.
     """
 
     id: PartitionId
@@ -93,7 +93,7 @@ class AssignedSharing(Struct, frozen=True, kw_only=True):
 class AssignedDevice(Struct, frozen=True, kw_only=True):
     """One result of a claim's allocation as prepared. ``request`` is the base request.
 
-    A claim that consumes all of a shared GPU has a ``share_id`` and the whole GPU.
+    A claim that consumes all of a shared device has a ``share_id``, and the device alone.
     """
 
     request: str
@@ -109,7 +109,12 @@ class AssignedDevice(Struct, frozen=True, kw_only=True):
     def form(self) -> Form:
         if self.partition is not None:
             return Form.PARTITION
-        return Form.SHARE if self.sharing is not None and self.sharing.share is not None else Form.WHOLE
+        return Form.SHARE if self.is_share else Form.WHOLE
+
+    @property
+    def is_share(self) -> bool:
+        """Return whether other claims may have shares of the same GPU or partition."""
+        return self.sharing is not None and self.sharing.share is not None
 
     @property
     def changes_hardware(self) -> bool:
@@ -131,7 +136,7 @@ class AssignedDevice(Struct, frozen=True, kw_only=True):
             partition=partition.id if partition else None,
             created_by_driver=partition.created_by_driver if partition else False,
             sharing=terms,
-            of_shared=self.form is Form.WHOLE and self.share_id is not None,
+            of_shared=self.share_id is not None and terms is None,
         )
 
 

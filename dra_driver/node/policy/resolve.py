@@ -11,7 +11,8 @@ Newer terms never change a device of a running pod. They apply when the form in 
     all of a shared    the whole GPU, shared by the newest terms: its claim consumed all capacity, which a scheduler
                        counts only for a shared GPU; otherwise it would allocate the GPU again
     shared             the whole GPU, shared with the same strategy and interval; the number of shares is the newest
-    partitions         those partitions; everything else follows the newest terms
+    partitions         those partitions, each exclusive or shared with its strategy; everything else follows the
+                       newest terms
 
 Until then the remaining devices carry a taint (``gpu.dra-driver.io/draining``, NoSchedule): otherwise new claims would
 keep the GPU in use.
@@ -177,13 +178,21 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
         profiles=profiles,
         layout=None if policy.mig_layout is None else _layout(policy, gpu),
         mig_mode=not policy.whole if policy.mig_when_free and gpu.mig_capable else None,
-        sharing=policy.sharing,
+        sharing=policy.sharing if policy.whole else None,
+        partition_sharing=_of_partitions(policy.sharing),
         host_memory_bytes=policy.host_memory_bytes,
         taints=(*(reserved if policy.availability is Availability.RESERVED else ()), *policy.taints),
         attributes=attributes,
         health=policy.health,
         usage=policy.usage,
     )
+
+
+def _of_partitions(sharing: SharingTerms | None) -> SharingTerms | None:
+    """The sharing of partitions, whose memory has no reserve of the driver, and whose GPU no time slice is set for."""
+    if sharing is None or not sharing.mig_devices:
+        return None
+    return replace(sharing, interval=Interval.DEFAULT, reserved_bytes=None)
 
 
 def _layout(policy: GpuPolicy, gpu: Gpu) -> frozenset[tuple[int, int]]:
@@ -237,12 +246,24 @@ _SHARED_UNTIL_FREE: Final = SharingTerms(strategy=Strategy.TIME_SLICING)
 def keep_in_use(wanted: GpuTerms, gpu: Gpu, uses: Sequence[Use]) -> GpuTerms:
     """``wanted``, with the form that ``uses`` of this GPU keep; ``waiting`` says which terms wait for what."""
     partitions = frozenset(use.partition for use in uses if use.partition is not None)
-    if any(use.form is not Form.PARTITION for use in uses):
-        held = next((use.sharing for use in uses if use.sharing is not None), None)
-        if held is None and any(use.of_shared for use in uses):
-            held = wanted.sharing or _SHARED_UNTIL_FREE
+    whole = [use for use in uses if use.form is not Form.PARTITION]
+    if whole:
+        held = _held(whole, wanted.sharing)
         return _whole_in_use(replace(wanted, shares_in_use=held is not None), held, partitions)
-    return _cut_in_use(wanted, gpu, partitions) if partitions else wanted
+    if not partitions:
+        return wanted
+    sharing = {
+        part: _held([use for use in uses if use.partition == part], wanted.partition_sharing) for part in partitions
+    }
+    return _cut_in_use(wanted, gpu, partitions, sharing)
+
+
+def _held(uses: Sequence[Use], wanted: SharingTerms | None) -> SharingTerms | None:
+    """The sharing of a device in use: of its shares, of one claim that has all of it, or None."""
+    held = next((use.sharing for use in uses if use.sharing is not None), None)
+    if held is None and any(use.of_shared for use in uses):
+        return wanted or _SHARED_UNTIL_FREE
+    return held
 
 
 def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: frozenset[PartitionId]) -> GpuTerms:
@@ -265,13 +286,25 @@ def _whole_in_use(wanted: GpuTerms, held: SharingTerms | None, partitions: froze
     )
 
 
-def _cut_in_use(wanted: GpuTerms, gpu: Gpu, partitions: frozenset[PartitionId]) -> GpuTerms:
+def _cut_in_use(
+    wanted: GpuTerms,
+    gpu: Gpu,
+    partitions: frozenset[PartitionId],
+    sharing: Mapping[PartitionId, SharingTerms | None],
+) -> GpuTerms:
     kept = frozenset(part for part in partitions if not wanted.offered or not wanted.allows(part))
-    if not kept:
+    after = wanted.partition_sharing
+    other = {part: held for part, held in sharing.items() if (held and held.strategy) != (after and after.strategy)}
+    if after is not None or other:
+        wanted = replace(wanted, kept_sharing={part: other.get(part, after) for part in partitions})
+    if not kept and not other:
         return wanted
     ends = f"the GPU is only what policy {wanted.policy} allows" if wanted.offered else _next(wanted, "the GPU")
-    waiting = f"{_named(gpu, kept)} until released; then {ends}"
-    drain = not wanted.offered or wanted.profiles == frozenset()
+    if not kept:
+        ends = f"MIG devices are offered {_words(after)}" + (f" (policy {wanted.policy})" if wanted.policy else "")
+    waiting = f"{_named(gpu, kept or frozenset(other))} until released; then {ends}"
+    # Claims that share a partition under older terms would otherwise keep it in use.
+    drain = not wanted.offered or wanted.profiles == frozenset() or any(other.values())
     return replace(
         wanted,
         offered=True,

@@ -89,7 +89,9 @@ class TermsResolver:
         with self._lock:
             changed = self._policies.check()
             resolved = self._resolved
-            if not changed and any(terms.waiting or terms.sharing for terms in resolved.terms.values()):
+            if not changed and any(
+                terms.waiting or terms.sharing or terms.partition_sharing for terms in resolved.terms.values()
+            ):
                 try:
                     changed = tuple(self._uses()) != resolved.uses
                 except DraError:

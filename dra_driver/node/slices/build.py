@@ -125,16 +125,17 @@ class GpuDevices:
         names = ", ".join(repr(name[:MAX_NAME_SHOWN]) for name in sorted(self._left_out)[:4])
         yield (
             f"attributes that policy {self._terms.policy} adds to {self._gpu.device_name} are left out: {names}; a name"
-            " is a C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has room"
-            " for "
-            f"{limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities"
+            " is a C identifier that the driver does not use itself, a text has at most 64 bytes, and a device has"
+            f" room for {limits.MAX_ATTRIBUTES_AND_CAPACITIES} attributes and capacities"
         )
 
     def _devices(self) -> Iterator[Device]:
         for instance in self._forms.foreign_instances:
             profile = counters.profile_of(self._gpu, instance)
-            partition = devices.foreign_partition(self._gpu, instance, profile, self._board)
             place = PartitionId(self._gpu.uuid, instance.profile_id, instance.start)
+            if profile is None:
+                continue  # `forms_of` omits it
+            partition = devices.foreign_partition(self._gpu, instance, profile, self._board, self._sharing_of(place))
             # Without counters: the counter set lacks the counters of the instance.
             yield self._finished(partition, None, self._taints.of(place))
         if self._forms.whole:
@@ -154,18 +155,23 @@ class GpuDevices:
         return self._finished(device, taken, self._taints.whole)
 
     def _placements(self) -> Iterator[Device]:
-        common: dict[int, tuple[devices.ProfileParts, dict[str, Counter]]] = {}
+        common: dict[tuple[int, SharingTerms | None], tuple[devices.ProfileParts, dict[str, Counter]]] = {}
         for profile, start in self._forms.placements:
-            if profile.profile_id not in common:
+            place = PartitionId(self._gpu.uuid, profile.profile_id, start)
+            key = profile.profile_id, self._sharing_of(place)
+            if key not in common:
                 shared = counters.consumed_by(profile, self.counter_set) if self.counter_set is not None else {}
-                common[profile.profile_id] = devices.profile_parts(self._gpu, profile, self._board), shared
-            parts, taken = common[profile.profile_id]
+                common[key] = devices.profile_parts(self._gpu, profile, self._board, key[1]), shared
+            parts, taken = common[key]
             device = devices.placement(self._gpu, parts, start)
             withheld = (profile, start) in self._forms.withheld
-            taints = self._taints.of(PartitionId(self._gpu.uuid, profile.profile_id, start), withheld=withheld)
+            taints = self._taints.of(place, withheld=withheld)
             yield self._finished(
                 device, {**taken, **counters.memory_slices_taken(start, profile.memory_slices)}, taints
             )
+
+    def _sharing_of(self, place: PartitionId) -> SharingTerms | None:
+        return self._terms.sharing_of(place) if place in self._forms.shared else None
 
     def _finished(self, device: Device, taken: dict[str, Counter] | None, taints: tuple[DeviceTaint, ...]) -> Device:
         """The device with the policy's attributes, its taints and, unless None, its consumed counters."""

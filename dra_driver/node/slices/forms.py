@@ -5,7 +5,7 @@
     on, enabled by others     placements only: the driver does not disable a mode that it did not enable
 
 An unmanaged instance is published as it is, excludes overlapping placements, and withholds the whole GPU. Forms that
-exclude each other are published only while counters enforce it, and a GPU with shares in use only as shared. Each
+exclude each other are published only while counters enforce it, and a device with shares in use only as shared. Each
 omitted form has a reason, except forms that the terms do not allow while they allow another one.
 """
 
@@ -25,14 +25,15 @@ from dra_driver.node.slices.gates import ApiServerFeatures
 class Forms(Struct, frozen=True, kw_only=True):
     """The forms of one GPU, in the order in which they are published, and reasons for omitted ones.
 
-    ``sharing`` belongs to the whole GPU. ``left`` are the counters of ``placements``, empty when there are none.
-    ``withheld`` placements are tainted, because they do not exist and cannot be created now. ``max_devices`` is the
-    most that these terms allow, whatever happens on the hardware.
+    ``sharing`` belongs to the whole GPU, ``shared`` are the partitions that claims may share. ``left`` are the counters
+    of ``placements``, empty when there are none. ``withheld`` placements are tainted, because they do not exist and
+    cannot be created now. ``max_devices`` is the most that these terms allow, whatever happens on the hardware.
     """
 
     whole: bool = False
     monitor: bool = False
     sharing: SharingTerms | None = None
+    shared: frozenset[PartitionId] = frozenset()
     foreign_instances: tuple[MigInstance, ...] = ()
     placements: tuple[Placement, ...] = ()
     withheld: frozenset[Placement] = frozenset()
@@ -90,6 +91,11 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
+    places = [PartitionId(gpu.uuid, instance.profile_id, instance.start) for instance in usable]
+    if not features.shares_hide_counters:
+        places += [PartitionId(gpu.uuid, profile.profile_id, start) for profile, start in placements]
+    wanted = (usable or placements) and terms.partition_sharing is not None
+    reasons.allowed_unless(_why_parts_not_shared(gpu, features, cut=bool(placements)) if wanted else None)
     max_devices = 1
     if allowed:  # without counters, only existing partitions are published, which never overlap
         max_devices = min(limits.MAX_DEVICES, 1 + len(allowed)) if features.counters else max(1, gpu.memory_slices)
@@ -97,6 +103,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         whole=whole,
         monitor=monitor,
         sharing=sharing,
+        shared=frozenset(place for place in places if features.multi_allocation and terms.sharing_of(place)),
         foreign_instances=tuple(usable),
         placements=tuple(placements[:kept]),
         withheld=uncut if features.taints else frozenset(),
@@ -130,7 +137,12 @@ def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | N
         return (
             f"{gpu.device_name} is not offered: {by} gives it the taint {bad!r}, which is not a label key with a value"
         )
-    if terms.shares_in_use and not features.multi_allocation:
+    if features.shares_hide_counters and features.multi_allocation and _counted_shares(gpu, terms):
+        return (
+            f"{gpu.device_name} is not offered until the last share of its MIG devices is released: the scheduler of "
+            "Kubernetes 1.35 does not charge counters for shares, and would allocate partitions beside them"
+        )
+    if not features.multi_allocation and (terms.shares_in_use or any(terms.kept_sharing.values())):
         # The scheduler counts shares against a device that is published as shared. Published as exclusive, the GPU and
         # its partitions would look free to a scheduler whose gate is still on.
         return (
@@ -211,6 +223,27 @@ def _why_not_shared(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> s
         f"{gpu.device_name} is offered to one claim at a time: the API server does not keep the fields of shared "
         "devices (feature gate DRAConsumableCapacity)"
     )
+
+
+def _why_parts_not_shared(gpu: Gpu, features: ApiServerFeatures, *, cut: bool) -> str | None:
+    offered = f"MIG devices of {gpu.device_name} are offered to one claim at a time"
+    if not features.multi_allocation:
+        return (
+            f"{offered}: the API server does not keep the fields of shared devices (feature gate DRAConsumableCapacity)"
+        )
+    if features.shares_hide_counters and cut:
+        return (
+            f"{offered}, except MIG devices of another manager: the scheduler of Kubernetes 1.35 does not charge "
+            "counters for shares, and would allocate overlapping partitions"
+        )
+    return None
+
+
+def _counted_shares(gpu: Gpu, terms: GpuTerms) -> bool:
+    """Return whether claims share partitions that consume counters."""
+    foreign = {(one.profile_id, one.start) for one in gpu.mig_instances if not one.owned}
+    shared = (place for place, sharing in terms.kept_sharing.items() if sharing is not None)
+    return any((place.profile_id, place.start) not in foreign for place in shared)
 
 
 def _why_not_cut(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:

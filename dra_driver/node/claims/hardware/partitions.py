@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import DraError, GpuBusyError, HardwareError, NoRoomError
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
-from dra_driver.core.model.mig import MigInstance
+from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.hardware.mig.manager import MigManager
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import AssignedPartition, AttemptToken, InstanceIds
@@ -31,6 +31,7 @@ def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePla
     Raises `NoRoomError` for an unusable instance that the driver did not create. For an instance of this driver, the
     journal's ``begin`` reports its claim.
     """
+    seen: set[PartitionId] = set()  # two shares of one partition in one claim: the first creates it
     for position, part in todo.partitions:
         found = require_hardware(deps).mig.find(part.id)
         live = InstanceIds.of(found) if found else None
@@ -40,7 +41,9 @@ def inspect_partitions(deps: ClaimDependencies, todo: PreparePlan) -> PreparePla
                 "in its place, incomplete or divided into smaller compute instances, and was not created by this "
                 "driver; remove it (nvidia-smi mig -dci, -dgi) or delete the pod"
             )
-        todo = todo.with_device(position, partition=replace(part, created_by_driver=live is None, live=live))
+        creates = live is None and part.id not in seen
+        seen.add(part.id)
+        todo = todo.with_device(position, partition=replace(part, created_by_driver=creates, live=live))
     return todo
 
 
@@ -50,7 +53,7 @@ def create_partitions(
     """Create the missing partitions in the order of the allocation. Returns the plan with their ids."""
     hardware = require_hardware(deps)
     to_create = [(position, part) for position, part in todo.partitions if part.created_by_driver]
-    for count, (position, part) in enumerate(to_create):
+    for count, (_, part) in enumerate(to_create):
         try:
             created = _create_partition(deps, part, deadline)
         except DraError as error:
@@ -59,14 +62,23 @@ def create_partitions(
             raise
         finally:
             hardware.changed()
-        todo = todo.with_device(position, partition=replace(part, live=InstanceIds.of(created)))
+        live = InstanceIds.of(created)
+        for at, same in [(at, each) for at, each in todo.partitions if each.id == part.id]:
+            todo = todo.with_device(at, partition=replace(same, live=live))
     return todo
+
+
+def shared_by_others(journal: Journal, partition: AssignedPartition, uid: ClaimUid) -> bool:
+    """Return whether another claim, in any state, has the partition."""
+    others = (assigned for assigned in journal.assignments(partition.id.gpu_uuid) if assigned.uid != uid)
+    return any(other.device.partition is not None and other.device.partition.id == partition.id for other in others)
 
 
 def remove_orphaned_partitions(
     deps: ClaimDependencies, gpu: GpuUuid, *, within_s: float, of: ClaimUid | None = None
 ) -> None:
-    """Remove the GPU's partitions whose claim has no entry; with ``of``, only partitions of that claim.
+    """Remove the GPU's partitions whose claim has no entry; with ``of``, only partitions of that claim. A partition
+    that another claim shares stays, with that claim.
 
     The caller holds the GPU's lock, and knows that the journal is complete or that the claim has ended. Waits
     ``within_s`` for all of them together. Raises as `MigManager`.
@@ -74,6 +86,9 @@ def remove_orphaned_partitions(
     hardware, deadline = require_hardware(deps), Deadline(deps.clock, deps.clock.now() + within_s)
     for orphan in deps.journal.orphaned_partitions():
         if orphan.partition.id.gpu_uuid != gpu or (of is not None and orphan.uid != of):
+            continue
+        if shared_by_others(deps.journal, orphan.partition, orphan.uid):
+            deps.journal.forget_orphaned_partition(orphan)  # hands it over
             continue
         try:
             destroy_if_owned(hardware.mig, orphan.partition, within_s=deadline.left_s())

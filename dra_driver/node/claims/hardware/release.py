@@ -14,7 +14,11 @@ from dra_driver.core.errors import DeviceLostError, DraError, DriverUnavailableE
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
 from dra_driver.node.claims.entry import Entry
-from dra_driver.node.claims.hardware.partitions import destroy_if_owned, remove_orphaned_partitions
+from dra_driver.node.claims.hardware.partitions import (
+    destroy_if_owned,
+    remove_orphaned_partitions,
+    shared_by_others,
+)
 from dra_driver.node.claims.hardware.settings import STEP_S, GpuSetting, NotedSetting, ReleaseStep, settings_of
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import ClaimBusyError, Deadline
@@ -31,7 +35,8 @@ def release(deps: ClaimDependencies, entry: Entry, *, within_s: float, without_d
     time, the second one sees that it is the last. Steps together wait ``within_s``; each still runs once, and steps of
     another process get a second each. Raises `HardwareError`, `StorageError`.
 
-    Returns False when a GPU of the claim no longer exists on the node, which needs no release; a listed GPU that does
+    Returns False when a partition may remain: while a rebuild is pending, if other claims may share it; and when a GPU
+    of the claim no longer exists on the node, which needs no release. A listed GPU that does
     not answer raises `DeviceLostError`. ``without_driver``: False also when the NVIDIA driver cannot be used; no
     program computes then, and the recorded rest waits for the driver.
     """
@@ -62,6 +67,8 @@ def release(deps: ClaimDependencies, entry: Entry, *, within_s: float, without_d
             require_hardware(deps).changed()
     if first is not None:
         raise first
+    if deps.journal.rebuild_pending and any(device.is_share and device.partition for device in entry.devices):
+        return False  # claims that the journal lacks may share the partition
     return complete
 
 
@@ -72,6 +79,10 @@ def _steps(deps: ClaimDependencies, entry: Entry, deadline: Deadline) -> Iterato
     mig = require_hardware(deps).mig
     for device in reversed(entry.devices):
         if device.changes_hardware and device.partition is not None and device.partition.created_by_driver:
+            if device.is_share and (
+                deps.journal.rebuild_pending or shared_by_others(deps.journal, device.partition, entry.ref.uid)
+            ):
+                continue  # the journal hands the partition over to a claim that shares it
             destroy = partial(destroy_if_owned, mig, device.partition, within_s=deadline.left_s())
             yield device.gpu_uuid, destroy
 

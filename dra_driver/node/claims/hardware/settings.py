@@ -127,7 +127,7 @@ class TimeSliceSetting(NotedSetting):
         """Set the intervals, except where another claim's share set the same interval before."""
         for device in todo.devices:
             sharing = device.sharing
-            if sharing is None or sharing.strategy is not Strategy.TIME_SLICING:
+            if sharing is None or sharing.strategy is not Strategy.TIME_SLICING or device.partition is not None:
                 continue
             if not self._is_set(todo.ref.uid, device.gpu.uuid, sharing.interval):
                 self._hardware.slicer.set(device.gpu.uuid, sharing.interval, within_s=deadline.left_s(most_s=STEP_S))
@@ -135,7 +135,7 @@ class TimeSliceSetting(NotedSetting):
     def release_steps(self, entry: Entry, deadline: Deadline) -> Iterator[ReleaseStep]:
         """Reset GPUs that no other claim shares by time slicing; none while a rebuild is pending."""
         uid = entry.ref.uid
-        devices = [device for device in reversed(entry.devices) if device.changes_hardware]
+        devices = [each for each in reversed(entry.devices) if each.changes_hardware and each.partition is None]
         sliced = (d.gpu_uuid for d in devices if d.sharing is not None and d.sharing.strategy is Strategy.TIME_SLICING)
         for gpu in dict.fromkeys(sliced):
             others = tuple(assigned for assigned in self._journal.assignments(gpu) if assigned.uid != uid)
@@ -178,7 +178,8 @@ class TimeSliceSetting(NotedSetting):
 class MpsDaemonSetting(GpuSetting):
     """MPS daemons. The record of a daemon is its directory, not a GPU note.
 
-    The daemon of a shared GPU has the GPU's UUID as id and serves several claims; other daemons serve one claim each.
+    The daemon of a shared GPU or MIG device has its UUID as id and serves several claims; other daemons serve one claim
+    each.
     """
 
     def apply(self, todo: PreparePlan, deadline: Deadline) -> None:
@@ -230,7 +231,7 @@ class MpsDaemonSetting(GpuSetting):
             yield from (daemon for daemon in listed if daemon not in needed)
 
     def _daemons_to_stop(self, entry: Entry) -> dict[str, tuple[GpuUuid, ...]]:
-        """Ids with the GPUs whose compute mode the daemon changed. A shared GPU's daemon stays while a rebuild is
+        """Ids with the GPUs whose compute mode the daemon changed. A shared device's daemon stays while a rebuild is
         pending."""
         used = {
             device.sharing.daemon.id: (device.gpu_uuid, device.sharing.daemon.gpus)
@@ -240,7 +241,7 @@ class MpsDaemonSetting(GpuSetting):
         return {
             daemon: gpus
             for daemon, (gpu, gpus) in used.items()
-            if not (daemon == gpu and self._journal.rebuild_pending)
+            if not (self._journal.rebuild_pending and not daemon.startswith(f"{entry.ref.uid}-"))
             and daemon not in set(self._daemons_of_others(entry.ref.uid, gpu))
         }
 

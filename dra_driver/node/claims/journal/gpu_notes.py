@@ -34,6 +34,12 @@ SELECT m.uid AS uid, m.position AS position, {rows.SELECT_MIG} FROM mig AS m
 WHERE m.made = 1 AND m.gpu_uuid = ? ORDER BY m.profile, m.start
 """  # noqa: S608 - columns are constants
 _CREATED_IDS = "SELECT gpu_uuid, profile, start FROM mig WHERE made = 1"
+_CREATED_OF_CLAIM = "SELECT position, gpu_uuid, profile, start FROM mig WHERE uid = ? AND made = 1"
+_HEIR = """
+SELECT m.uid, m.position FROM mig AS m JOIN device AS d ON d.uid = m.uid AND d.position = m.position AND d.admin = 0
+WHERE m.gpu_uuid = ? AND m.profile = ? AND m.start = ? AND m.made = 0 AND m.uid <> ? ORDER BY m.uid LIMIT 1
+"""
+_SET_MADE = "UPDATE mig SET made = ? WHERE uid = ? AND position = ?"
 _SET_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR REPLACE")
 _KEEP_NOTE = schema.insert("gpu_note", schema.GPU_NOTE_COLUMNS, verb="INSERT OR IGNORE")
 _KEEP_PARTITION = schema.insert("mig", schema.MIG_COLUMNS, verb="INSERT OR IGNORE")
@@ -111,11 +117,22 @@ class GpuNotesStore(Database):
             return tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED)))
 
     def forget_orphaned_partition(self, orphan: OrphanedPartition) -> None:
-        """Record that the partition was destroyed; durable. Does nothing when a claim has it (again)."""
+        """Record that the partition was destroyed, or belongs to a claim that shares it; durable. Does nothing when its
+        own claim has it (again)."""
         with self._writing("remove an orphaned partition", durable=True) as connection:
             if orphan in tuple(rows.orphaned_partitions(connection.execute(rows.SELECT_ORPHANED))):
+                self._hand_over(connection, orphan.uid)
                 connection.execute("DELETE FROM mig WHERE uid = ? AND position = ?", (orphan.uid, orphan.position))
                 self._write_backups_best_effort(connection, (orphan.partition.id.gpu_uuid,))
+
+    @staticmethod
+    def _hand_over(connection: sqlite3.Connection, uid: ClaimUid) -> None:
+        """Record a claim that shares a partition as its creator, for each partition created for ``uid``."""
+        for position, *place in connection.execute(_CREATED_OF_CLAIM, (uid,)).fetchall():
+            heir = connection.execute(_HEIR, (*place, uid)).fetchone()
+            if heir is not None:  # in this order: one row has created a partition (index ``made_once``)
+                connection.execute(_SET_MADE, (0, uid, position))
+                connection.execute(_SET_MADE, (1, *heir))
 
     @property
     def rebuild_pending(self) -> bool:

@@ -7,7 +7,7 @@ where a step in between changes hardware beyond a power cut.
 
 import itertools
 import sqlite3
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from dra_driver.core.errors import DraError, StorageError
@@ -19,6 +19,7 @@ from dra_driver.node.claims.entry import (
     Assignment,
     AttemptToken,
     Blocked,
+    Conflict,
     Entry,
     OrphanedPartition,
     OwnerId,
@@ -166,7 +167,7 @@ class Journal(GpuNotesStore):
         """Remove the entry and free its devices; durable. False when the entry belongs to another attempt.
 
         Its partitions must be destroyed before: no record of them remains. With ``partitions_left`` they may still
-        exist, and become `orphaned_partitions`.
+        exist, and become `orphaned_partitions`. A partition that another claim shares becomes that claim's.
         """
         with self._writing("remove a claim", durable=True) as connection:
             changed = self._change(
@@ -175,6 +176,7 @@ class Journal(GpuNotesStore):
                 (uid, attempt.owner, attempt.number),
             )
             if changed:
+                self._hand_over(connection, uid)
                 query = "DELETE FROM mig WHERE uid = ? AND made <= ? RETURNING gpu_uuid"
                 gone = connection.execute(query, (uid, int(not partitions_left))).fetchall()
                 self._write_backups_best_effort(connection, [GpuUuid(parse_text("gpu_uuid", gpu)) for (gpu,) in gone])
@@ -183,7 +185,8 @@ class Journal(GpuNotesStore):
     def adopt(self, ref: ClaimRef, devices: Sequence[AssignedDevice]) -> Blocked | None:
         """Record as prepared a claim that a lost journal had; return what blocks it when this journal differs.
 
-        Orphaned partitions that were created for this claim become its own again and do not block it.
+        Orphaned partitions that were created for this claim become its own again. They, and orphaned partitions that it
+        shares, do not block it.
         """
         with self._writing("adopt a claim", durable=True) as connection:
             blocked = self._blocked(connection, ref, devices, adopting=True)
@@ -274,10 +277,14 @@ class Journal(GpuNotesStore):
                 for device in devices
                 if device.partition is not None and device.partition.created_by_driver
             }
+            shared = {device.partition.id for device in devices if device.partition is not None and device.is_share}
             orphaned_partitions = tuple(
-                each for each in orphaned_partitions if each.uid != ref.uid or each.partition.id not in created
+                each
+                for each in orphaned_partitions
+                if each.partition.id not in (created if each.uid == ref.uid else shared)
             )
-        found = tuple(conflicts(devices, self._rivals(connection, ref, devices)))
+        rivals = self._rivals(connection, ref, devices)
+        found = (*conflicts(devices, rivals), *self._unready(devices, rivals))
         if not found and not orphaned_partitions:
             return None
         holders = dict.fromkeys(uid for conflict in found for uid in conflict.holders)
@@ -286,6 +293,14 @@ class Journal(GpuNotesStore):
             orphaned_partitions=orphaned_partitions,
             conflict=found[0] if found else None,
         )
+
+    def _unready(self, devices: Sequence[AssignedDevice], rivals: Iterable[Assignment]) -> Iterator[Conflict]:
+        """Claims that share a partition of ``devices`` and are being prepared or unprepared: it may cease to exist."""
+        shared = {device.partition.id: device for device in devices if device.partition is not None and device.is_share}
+        for rival in rivals:
+            wanted = shared.get(rival.device.partition.id) if rival.device.partition is not None else None
+            if wanted is not None and self._holder(rival.uid).state is not State.PREPARED:
+                yield Conflict(wanted=wanted, holders=(rival.uid,), other=rival.device)
 
     def _holder(self, uid: ClaimUid) -> Entry:
         found = self.entry(uid)

@@ -24,6 +24,7 @@ from dra_driver.core.model.mig import (
 )
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.hardware.cdi import CdiNames
+from dra_driver.kube.published import memory_view
 from dra_driver.node.claims.entry import AssignedDevice, AssignedPartition, AssignedSharing, Entry, InstanceIds
 from dra_driver.node.claims.planning.conflicts import self_conflict
 from dra_driver.node.claims.planning.sharing_plan import Granted, PartitionGroup, decode_all, share_of, sharing_plan
@@ -163,8 +164,14 @@ def _granted(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, terms: 
     gpu, partition = identify(ref, result, snapshot)
     of_gpu = terms_of(terms, gpu.uuid)
     share = None
-    if result.share_id is not None and partition is None and not result.admin_access:
-        share = share_of(ref, result, gpu, of_gpu)
+    if result.share_id is not None and not result.admin_access:
+        device = gpu
+        if partition is not None:
+            there = instance_at(gpu, partition.id)
+            profile = gpu.profile(partition.id.profile_id) or (there.profile if there is not None else None)
+            device = memory_view(gpu, profile)
+            of_gpu = replace(of_gpu, sharing=of_gpu.sharing_of(partition.id))
+        share = share_of(ref, result, device, of_gpu)
     return Granted(result=result, gpu=gpu, partition=partition, share=share, terms=of_gpu.sharing if share else None)
 
 

@@ -2,7 +2,8 @@
 
 Configs of the device class come first, and a later config wins (kubernetes/dynamic-resource-allocation
 ``resourceclaim/resourceclaim.go``, ConfigForResult). An MPS daemon serves the GPU of one share, or all whole GPUs of a
-claim under one config, or one partition. A container reaches one daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path).
+claim under one config, or one partition; a shared partition has one daemon for all its claims. A container reaches one
+daemon only (``CUDA_MPS_PIPE_DIRECTORY`` is one path).
 """
 
 from collections import Counter
@@ -18,7 +19,12 @@ from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import GpuTerms, Interval, SharingTerms, Strategy
 from dra_driver.core.quantity import Quantity
-from dra_driver.hardware.sharing.mps import group_daemon, memory_limits, shared_gpu_daemon
+from dra_driver.hardware.sharing.mps import (
+    group_daemon,
+    memory_limits,
+    shared_gpu_daemon,
+    shared_partition_daemon,
+)
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import (
     ALL_PERCENT,
@@ -103,10 +109,11 @@ class Granted(Struct, frozen=True, kw_only=True):
 
 
 class PartitionGroup(Struct, frozen=True, kw_only=True):
-    """Partitions (positions in the claim) under one MPS config. Their daemons need the UUIDs of existing partitions."""
+    """Partitions (positions in the claim) under one MPS config. Their daemons need the UUIDs of existing partitions.
+    ``limits`` None: partitions that the claim shares with others, each of whose shares has its own limits."""
 
     positions: tuple[int, ...]
-    limits: MpsLimits
+    limits: MpsLimits | None
 
 
 class SharingPlan(Struct, frozen=True, kw_only=True):
@@ -137,7 +144,8 @@ def sharing_plan(ref: ClaimRef, granted: Sequence[Granted], configs: Sequence[De
     for wish in wishes:
         found[wish.position] = AssignedSharing(strategy=wish.strategy, interval=wish.interval)
     groups = [group for group in _groups(wishes) if group[0].mps is not None]
-    of_partitions = []
+    shared = tuple(at for at, each in found.items() if granted[at].partition and each.strategy is Strategy.MPS)
+    of_partitions = [PartitionGroup(positions=shared, limits=None)] if shared else []
     for group in groups:
         positions, limits = tuple(wish.position for wish in group), group[0].mps or MpsLimits()
         if granted[positions[0]].partition is not None:
@@ -156,6 +164,9 @@ def partition_daemons(claim: ClaimUid, group: PartitionGroup, uuids: Sequence[st
 
     Positions in per-device limits count in the group's sorted list of UUIDs. Raises `InvalidParametersError`.
     """
+    if group.limits is None:
+        yield from ((at, shared_partition_daemon(uuid)) for at, uuid in zip(group.positions, uuids, strict=True))
+        return
     mib = memory_limits(group.limits, sorted(uuids))
     for position, uuid in zip(group.positions, uuids, strict=True):
         own = {uuid: f"{mib[uuid]}Mi"} if uuid in mib else {}
@@ -166,9 +177,10 @@ def partition_daemons(claim: ClaimUid, group: PartitionGroup, uuids: Sequence[st
 def _shares(granted: Sequence[Granted], configs: Sequence[DecodedConfig]) -> Iterator[tuple[int, AssignedSharing]]:
     for position, each in enumerate(granted):
         if each.share is not None and each.terms is not None:
-            _check_share_config(each.result, each.terms, config_for(each.result, configs, GpuConfig))
-            daemon = shared_gpu_daemon(each.gpu.uuid) if each.terms.strategy is Strategy.MPS else None
-            interval = each.terms.interval if daemon is None else Interval.DEFAULT
+            _check_share_config(each.result, each.terms, _config_of(each, configs))
+            is_mps = each.terms.strategy is Strategy.MPS
+            daemon = shared_gpu_daemon(each.gpu.uuid) if is_mps and each.partition is None else None
+            interval = Interval.DEFAULT if is_mps else each.terms.interval
             yield (
                 position,
                 AssignedSharing(strategy=each.terms.strategy, interval=interval, share=each.share, daemon=daemon),
@@ -179,16 +191,20 @@ def _wish(position: int, each: Granted, configs: Sequence[DecodedConfig]) -> _Wi
     """The request of its config for a device that is not shared by policy; None for the default."""
     if each.share is not None:
         return None
-    found: tuple[DecodedConfig, GpuConfig | MigDeviceConfig] | None
-    if each.partition is not None:
-        found = config_for(each.result, configs, MigDeviceConfig)
-    else:
-        found = config_for(each.result, configs, GpuConfig)
+    found = _config_of(each, configs)
     sharing = found[1].sharing if found is not None and not each.result.admin_access else None
     if found is None or sharing is None or sharing.asks_for is None:
         return None
     interval = sharing.interval if isinstance(sharing, GpuSharing) else Interval.DEFAULT
     return _Wish(position=position, config=found[0], strategy=sharing.strategy, interval=interval, mps=sharing.mps)
+
+
+def _config_of(
+    each: Granted, configs: Sequence[DecodedConfig]
+) -> tuple[DecodedConfig, GpuConfig | MigDeviceConfig] | None:
+    if each.partition is not None:
+        return config_for(each.result, configs, MigDeviceConfig)
+    return config_for(each.result, configs, GpuConfig)
 
 
 def _groups(wishes: Iterable[_Wish]) -> list[list[_Wish]]:
@@ -218,16 +234,17 @@ def _check_limits(
 
 
 def _check_share_config(
-    result: AllocatedDevice, terms: SharingTerms, found: tuple[DecodedConfig, GpuConfig] | None
+    result: AllocatedDevice, terms: SharingTerms, found: tuple[DecodedConfig, GpuConfig | MigDeviceConfig] | None
 ) -> None:
-    """Refuse a config that would change how the policy shares the GPU with other claims."""
+    """Refuse a config that would change how the policy shares the device with other claims."""
     if found is None or found[1].sharing is None:
         return
     config, sharing = found[0], found[1].sharing
+    interval = sharing.interval if isinstance(sharing, GpuSharing) else Interval.DEFAULT
     if sharing.strategy is not terms.strategy:
-        wrong = f"requests {sharing.strategy}, but the node's policy shares that GPU by {terms.strategy}"
-    elif sharing.interval is not Interval.DEFAULT and sharing.interval is not terms.interval:
-        wrong = f"requests interval {sharing.interval}, but the node's policy sets {terms.interval} for all its shares"
+        wrong = f"requests {sharing.strategy}, but the node's policy shares that device by {terms.strategy}"
+    elif interval is not Interval.DEFAULT and interval is not terms.interval:
+        wrong = f"requests interval {interval}, but the node's policy sets {terms.interval} for all its shares"
     elif sharing.mps is not None and sharing.mps != MpsLimits():
         wrong = "sets MPS limits, but a share's limits are the memory and computePercent of its request"
     else:
@@ -261,7 +278,8 @@ def _check_reachable(ref: ClaimRef, granted: Sequence[Granted], devices: Sequenc
 
 
 def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) -> AssignedShare | None:
-    """Read the share of ``gpu`` from the capacity that the scheduler wrote as consumed; None when it is the whole GPU.
+    """Read the share of ``gpu``, or of a partition (`memory_view`), from the capacity that the scheduler wrote as
+    consumed; None when it is the whole device.
 
     Source: ``consumedCapacity`` of ``DeviceRequestAllocationResult`` (KEP-5075). Published capacity is less than the
     GPU's memory by a reserve that a policy or another NVIDIA driver changes, so a share may exceed the capacity
@@ -277,7 +295,7 @@ def share_of(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, terms: GpuTerms) 
     if terms.sharing is None:
         policy = f"policy {terms.policy} does not share" if terms.policy else "no policy shares"
         raise ClaimError(
-            f"device {result.device} of claim {ref} is a share of a GPU, but {policy} that GPU now; "
+            f"device {result.device} of claim {ref} is allocated as a share, but {policy} that device now; "
             "delete the pod so that it is scheduled again",
             reason="GpuNotShared",
         )

@@ -24,8 +24,9 @@ from dra_driver.core.errors import (
     KubernetesApiError,
 )
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
-from dra_driver.core.model.gpu import Snapshot
+from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import Interval, SharingTerms, Strategy, Terms, terms_of
 from dra_driver.hardware.gpu.backend import TIME_SLICE
 from dra_driver.node.claims.dependencies import ClaimDependencies, require_hardware
@@ -230,8 +231,22 @@ def _terms_as_found(deps: ClaimDependencies, snapshot: Snapshot) -> Terms:
     for gpu in snapshot.gpus if deps.hardware is not None else ():
         now, found = terms_of(terms, gpu.uuid), _sharing_as_found(deps, gpu.uuid)
         if found is not None and (now.sharing is None or now.sharing.strategy is not found.strategy):
-            terms[gpu.uuid] = replace(now, sharing=found)
+            terms[gpu.uuid] = now = replace(now, sharing=found)
+        if gpu.mig_instances:
+            terms[gpu.uuid] = replace(now, kept_sharing=_partition_sharing_as_found(deps, gpu))
     return terms
+
+
+def _partition_sharing_as_found(deps: ClaimDependencies, gpu: Gpu) -> dict[PartitionId, SharingTerms]:
+    """Only a shared MIG device's daemon has the device's UUID as id; without one, shares are time-sliced."""
+    found = {}
+    for instance in gpu.mig_instances:
+        is_mps = (
+            instance.device is not None and require_hardware(deps).mps.daemon(str(instance.device.uuid)) is not None
+        )
+        strategy = Strategy.MPS if is_mps else Strategy.TIME_SLICING
+        found[PartitionId(gpu.uuid, instance.profile_id, instance.start)] = SharingTerms(strategy=strategy)
+    return found
 
 
 def _sharing_as_found(deps: ClaimDependencies, gpu: GpuUuid) -> SharingTerms | None:

@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
+from dra_driver.core.model.terms import DefaultShareTerms, GpuTerms, SharingTerms, Strategy
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import Options, survey
 from dra_driver.kubectl.capacity.report import MAX_FITS, Gpus
 from dra_driver.kubectl.capacity.units import Unit
 from dra_driver.scheduler.allocation import Allocator, SchedulerFeatures
 from tests.fakes.dra_objects import DRIVER, Obj, claim, device_class, exactly, gpu, node, resource_slice
-from tests.fakes.published import h100, share, slices
+from tests.fakes.published import classes, h100, share, slices
 from tests.unit.kubectl.capacity.helpers import H100, cluster, holding, only, request, shared, whole
 
 SMALL = "gpu-{}-mig-1g10gb-19-{}"
@@ -134,6 +134,27 @@ def test_a_share_of_memory_includes_its_part_of_the_compute() -> None:
     # Where memory alone is a share, nothing else is requested.
     sharing = SharingTerms(strategy=Strategy.MPS, default_percent=0)
     assert counts(h100(sharing=sharing))["share of 10Gi"] == (7, 0)
+
+
+def test_default_shares_that_are_left_are_counted_per_node() -> None:
+    """An unmodified pod with nvidia.com/gpu.shared: 1 gets one of them."""
+    sharing = SharingTerms(strategy=Strategy.MPS, default_share=DefaultShareTerms(parts=8))
+    row = "default share of 10118Mi, 12 computePercent"
+    assert counts(h100(2, sharing=sharing))[row] == (16, 0)
+    claims = [share(f"c{number}", memory="10118Mi", percent="12") for number in range(7)]
+    report = survey(h100(sharing=sharing, claims=claims))
+    assert request(report, row).fits == 1
+    assert (only(report).gpus, report.nodes[0].models[0].gpus) == (Gpus(total=1, fragmented=1),) * 2
+    assert only(survey(h100(sharing=sharing))).gpus == Gpus(total=1, free=1)
+    eighth = share("c7", memory="10118Mi", percent="12")
+    assert request(survey(h100(sharing=sharing, claims=[*claims, eighth])), row).fits == 0
+
+
+def test_default_shares_of_mig_devices_are_counted() -> None:
+    terms = GpuTerms(partition_sharing=SharingTerms(strategy=Strategy.MPS, default_share=DefaultShareTerms(parts=4)))
+    found = counts(ClusterState(nodes=[node("a")], classes=classes(), slices=slices(terms=terms)))
+    assert found["1g.10gb default share of 2480Mi, 25 computePercent"] == (28, 0)
+    assert [fits for label, fits in found.items() if label.startswith("7g.80gb default share of")] == [(4, 0)]
 
 
 def test_the_number_of_shares_is_limited() -> None:

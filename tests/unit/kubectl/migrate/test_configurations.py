@@ -1,6 +1,7 @@
 """Configs of the device plugin, layouts, ClusterPolicies and values of charts become policies and values."""
 
 from itertools import combinations
+from typing import Any
 
 import pytest
 import yaml
@@ -8,6 +9,7 @@ import yaml
 from dra_driver.config.policy import policy_of, policy_problems
 from dra_driver.kubectl.migrate import MigrateOptions, translate
 from dra_driver.kubectl.migrate.ledger import at
+from tests.fakes import chart
 from tests.unit.kubectl.migrate.helpers import documents, migrated, of_inputs, policy, said
 
 SHARED = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -96,7 +98,46 @@ def test_mps_wins_over_time_slicing_and_needs_the_mps_host() -> None:
     both["sharing"] |= yaml.safe_load(SHARED)["sharing"]
     found = migrated(yaml.safe_dump(both))
     assert policy(found, "device-plugin-input")["sharing"]["strategy"] == "MPS"
-    assert found.values == {"mpsHost": {"enabled": True}}
+    assert found.values["mpsHost"] == {"enabled": True}
+
+
+RENAMED = "renameByDefault: true, "
+REFUSED = "failRequestsGreaterThanOne: true, "
+
+
+@pytest.mark.parametrize(
+    ("inputs", "values"),
+    [
+        ([SHARED],
+         {"extendedResourceName": "", "shared": {"extendedResourceName": "nvidia.com/gpu", "oneEach": False}}),
+        ([SHARED.replace("{resources", "{" + REFUSED + "resources")],
+         {"extendedResourceName": "", "shared": {"extendedResourceName": "nvidia.com/gpu", "oneEach": True}}),
+        ([SHARED.replace("{resources", "{" + RENAMED + "resources")],
+         {"shared": {"extendedResourceName": "nvidia.com/gpu.shared", "oneEach": False}}),
+        # The plugin's MPS always refuses several replicas (sharing.go).
+        ([MPS.replace("{resources", "{" + RENAMED + "resources")],
+         {"shared": {"extendedResourceName": "nvidia.com/gpu.shared", "oneEach": True}}),
+        ([NAMED], None),  # nvidia.com/gpu is a whole GPU on other nodes
+        ([EMPTY], None),
+        ([SHARED.replace("gpu,", "mig-1g.10gb,")], None),
+    ],
+)  # fmt: skip
+def test_chart_values_give_unmodified_pods_the_shares_of_replicas(inputs: list[str], values: Any) -> None:
+    found = migrated("---\n".join(inputs))
+    assert found.values.get("deviceClasses") == values
+    if values is not None:
+        classes = [each for each in chart.objects(found.values) if each["kind"] == "DeviceClass"]
+        names = {each["metadata"]["name"]: each["spec"].get("extendedResourceName") for each in classes}
+        assert names["shared.gpu.nvidia.com"] == values["shared"]["extendedResourceName"]
+        assert (names["gpu.nvidia.com"] == "nvidia.com/gpu") == ("extendedResourceName" not in values)
+        refusing = any(each["metadata"]["name"] == "dra-driver-one-share-each" for each in chart.objects(found.values))
+        assert refusing == values["shared"]["oneEach"]
+
+
+def test_conflicting_names_of_replicas_are_reported() -> None:
+    other = MPS.replace("{resources", "{" + RENAMED + "resources")
+    found = migrated(config_map(a=SHARED.replace("{resources", "{" + RENAMED + "resources"), b=other))
+    assert any("deviceClasses.shared.oneEach" in hint for hint in found.hints)
 
 
 def test_without_nodes_such_a_policy_is_for_none() -> None:

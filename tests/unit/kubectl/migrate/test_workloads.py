@@ -140,7 +140,7 @@ def test_a_share_of_mps_has_its_part_of_memory_and_compute() -> None:
     [
         ("gpu", 2, MPS, 40960, "failRequestsGreaterThanOne"),  # under MPS it refuses more than one by default
         ("gpu", 1, MPS, 0, "--gpu-memory"),  # a limit that is guessed would end programs
-        ("mig-1g.10gb.shared", 1, "", 0, "not MIG devices"),
+        ("mig-1g.10gb.shared", 1, "", 0, "shares of MIG devices need a claim"),
         ("mig-1c.3g.20gb", 1, "", 0, "compute instances smaller"),
         ("gpu-memory", 1, "", 0, "is not a resource for whole GPUs"),
     ],

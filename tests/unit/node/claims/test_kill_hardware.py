@@ -84,7 +84,7 @@ class KillableNode:
             (gpu.uuid, one.profile_id, one.start, one.gi_id) for gpu in claims_node.gpus for one in gpu.mig_instances
         ]
         noted = [(p.id.gpu_uuid, p.id.profile_id, p.id.start, p.live.gi_id if p.live else None) for p in assigned]
-        assert sorted(noted) == sorted(there)
+        assert sorted(set(noted)) == sorted(there)  # claims may share a partition
         cut = {gpu.uuid for gpu in claims_node.gpus if gpu.mig_enabled}
         assert cut == set(journal.gpus_with_note("mig-mode")) == {p.id.gpu_uuid for p in assigned}
         shared = [(h.device.gpu_uuid, h.device.sharing) for h in journal.assignments() if h.device.sharing is not None]

@@ -140,7 +140,7 @@ def test_another_strategy_waits_until_the_gpu_is_free(node: ClaimsNode, run: Run
 @pytest.mark.parametrize(
     ("sharing", "why"),
     [
-        (slicing("Default"), "requests TimeSlicing, but the node's policy shares that GPU by MPS"),
+        (slicing("Default"), "requests TimeSlicing, but the node's policy shares that device by MPS"),
         (mps(defaultActiveThreadPercentage=10), "sets MPS limits, but a share's limits are the memory"),
     ],
 )

@@ -342,3 +342,56 @@ def test_the_wanted_mig_mode_follows_the_forms(forms: dict[str, Any], mode: bool
     assert terms_of(resolve([policy(forms=forms)], node(1), (), NODE), uuid(0)).mig_mode is None
     without = Snapshot(gpus=(gpu(mig_capable=False, mig_profiles=()),))
     assert terms_of(resolve([found], without, (), NODE), uuid(0)).mig_mode is None
+
+
+MIG_MPS = MPS | {"migDevices": True}
+PLACE = PartitionId(uuid(0), ONE_G, 0)
+
+
+def part_of_share(strategy: Strategy = Strategy.MPS) -> Use:
+    return replace(partition(ONE_G), sharing=SharingTerms(strategy=strategy))
+
+
+def test_mig_devices_are_shared_only_where_the_policy_says_so() -> None:
+    """The reserve and the time slice are of the whole GPU."""
+    assert terms_in_use({"sharing": MPS}).partition_sharing is None
+    more = {"migDevices": True, "interval": "Long", "reservedMemory": "1Gi", "maxShares": 3}
+    found = terms_in_use({"sharing": SLICED | more}).partition_sharing
+    assert found is not None
+    assert (found.interval, found.reserved_bytes, found.max_shares) == (Interval.DEFAULT, None, 3)
+    only = terms_in_use({"sharing": MIG_MPS, "forms": {"whole": False}})
+    assert (only.whole, only.sharing, only.sharing_of(PLACE) is not None) == (False, None, True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "then"),
+    [
+        ({}, "MIG devices are offered exclusive (policy p)"),
+        (None, "MIG devices are offered exclusive"),
+        ({"sharing": SLICED | {"migDevices": True}}, "MIG devices are offered time-sliced (policy p)"),
+    ],
+)
+def test_shared_partition_keeps_its_strategy_until_released(spec: Any, then: str) -> None:
+    found = terms_in_use(spec, part_of_share(), part_of_share())
+    held = found.sharing_of(PLACE)
+    assert held is not None
+    assert held.strategy is Strategy.MPS
+    assert found.sharing_of(PartitionId(uuid(0), ONE_G, 1)) == found.partition_sharing
+    assert found.waiting == f"MIG 1g.10gb at memory slice 0 stays until released; then {then}"
+    assert drains(found)
+
+
+def test_exclusive_partition_in_use_stays_exclusive() -> None:
+    """Its claim has no share: published as shared, the scheduler could not count it."""
+    found = terms_in_use({"sharing": MIG_MPS}, partition(ONE_G))
+    assert found.sharing_of(PLACE) is None
+    assert found.sharing_of(PartitionId(uuid(0), ONE_G, 1)) is not None
+    assert not drains(found)
+
+
+@pytest.mark.parametrize("use", [part_of_share(), replace(partition(ONE_G), of_shared=True)])
+def test_a_shared_partition_in_use_follows_the_newest_number_of_shares(use: Use) -> None:
+    found = terms_in_use({"sharing": MIG_MPS | {"maxShares": 2}}, use)
+    held = found.sharing_of(PLACE)
+    assert held is not None
+    assert (held.max_shares, found.waiting, drains(found)) == (2, None, False)

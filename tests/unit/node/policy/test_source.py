@@ -314,6 +314,26 @@ def test_a_wrong_object_leaves_the_last_good_set_in_force(objects: Desk, server:
     assert objects.source.problem is None
 
 
+def test_default_share_larger_than_the_gpu_refuses_the_policy(objects: Desk, server: Server) -> None:
+    """The GPU stays as it was published, and the condition of the policy has the numbers and the next step."""
+    server.has(written("a"))
+    objects.names()
+    large = written("large", priority=1, sharing={"strategy": "MPS", "defaultShare": {"memory": "90Gi"}})
+    server.has(written("a"), large)
+    objects.source.check()
+    terms = objects.source.terms(node(), ())
+    assert {found.policy for found in terms.values()} == {"a"}
+    found = {each.name: each for each in policy_outcomes(objects.source.sets, node(), terms, NODE, {})}
+    assert (found["a"].state, found["large"].state) == (PolicyState.IN_FORCE, PolicyState.REFUSED)
+    assert "90Gi of gpu-0" in str(found["large"].message)
+    assert "has 80471Mi for claims: lower sharing.defaultShare.memory" in str(found["large"].message)
+    server.has(large)
+    objects.last_good.unlink()
+    objects.start()
+    objects.source.check()
+    assert not any(found.offered for found in objects.source.terms(node(), ()).values()), "no policy before it"
+
+
 def test_a_broken_folder_does_not_hide_that_objects_are_known(objects: Desk, server: Server) -> None:
     objects.with_file("b", sharing={"strategy": "mps"})
     server.has()
