@@ -75,7 +75,7 @@ def test_up_serves_until_it_is_stopped(
     assert [item["spec"]["nodeName"] for item in slices] == ["n1"]
     (device,) = slices[0]["spec"]["devices"]
     assert device["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
-    assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 2
+    assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 3
 
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     assert wait_for(lambda: [item["metadata"]["name"] for item in rest.list(lease)["items"]]) == [

@@ -118,7 +118,9 @@ def _of_model(model: catalog.GpuModel) -> Iterator[KnownDevice]:
     for profile in gpu.mig_profiles:
         parts = devices.profile_parts(gpu, profile, board)
         partition = replace(devices.placement(gpu, parts, profile.starts[0]), consumes_counters=_COUNTED)
-        unsure = frozenset(each.capacity for each in DIMENSIONS if each.of(profile) is None) | {names.UUID}
+        unread = frozenset(each.capacity for each in DIMENSIONS if each.of(profile) is None)
+        # A policy may share MIG devices.
+        unsure = unread | {names.UUID, names.SHARES, names.COMPUTE_PERCENT}
         label, gigabytes = f"{profile.name} of {model.product_name}", _gigabytes(profile.name)
         yield _known(label, partition, model=model.key, gigabytes=gigabytes, per_gpu=len(profile.starts), unsure=unsure)
 

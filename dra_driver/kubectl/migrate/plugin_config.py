@@ -231,11 +231,14 @@ def _replicated(
     text = f"became sharing.maxShares {most} of policy {policy_name(name)}"
     if strategy == "MPS":
         percent = share_percent(most)
-        few = f". Compute is in whole percents: {ALL_PERCENT} such claims fit" if most > ALL_PERCENT else ""
+        default = "a claim without amounts gets it (sharing.defaultShare)"
+        if most > ALL_PERCENT:
+            default = f"a claim that requests no compute gets {percent} percent; one that requests no memory gets all"
+            default += f" of it. Compute is in whole percents: {ALL_PERCENT} such claims fit"
         ledger.changed(
             (*path, "replicas"),
-            f"{text}. Each replica had 1/{replicas} of memory and compute: translated workloads request it, and a claim"
-            f" that requests no compute gets {percent} percent; one that requests no memory gets all of it{few}",
+            f"{text}. Each replica had 1/{replicas} of memory and compute: translated workloads request it, and"
+            f" {default}",
         )
     else:
         limit = ", the maximum of a policy" if most != replicas else ""

@@ -47,7 +47,10 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
     assert main(["migrate", manifest, "--output", str(folder)]) == 0
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["1-policies.yaml", "3-templates.yaml", "4-pod.yaml", "report.txt", "values.yaml"]
-    assert yaml.safe_load((folder / "values.yaml").read_text()) == {"mpsHost": {"enabled": True}}
+    assert yaml.safe_load((folder / "values.yaml").read_text()) == {
+        "mpsHost": {"enabled": True},
+        "deviceClasses": {"shared": {"extendedResourceName": "nvidia.com/gpu.shared", "oneEach": True}},
+    }
     assert "2 documents: 1 policy" in capsys.readouterr().out
     assert main(["migrate", manifest, "--output", str(folder)]) == 2
     assert "expected a new or empty directory" in capsys.readouterr().err

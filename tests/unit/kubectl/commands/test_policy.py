@@ -26,7 +26,7 @@ def check(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, lis
 def test_the_examples_are_valid_and_do_not_conflict(capsys: pytest.CaptureFixture[str]) -> None:
     status, lines = check(capsys, str(EXAMPLES), "--gpus", "2xh100-sxm5-80gb,1xl4-24gb", "--node", "notebook-1")
     assert status == 0
-    assert lines[0] == "10 policies, no problems"
+    assert lines[0] == "11 policies, no problems"
     assert [line.split()[0] for line in lines[3:]] == ["gpu-0", "gpu-1", "gpu-2"]
 
 

@@ -132,6 +132,8 @@ PLACED = asking("memory: 5Gi", of="mig.nvidia.com", selector=f"{D}.placementStar
         (PLACED.replace("Size == 1", "Size == 7"), ["DRA018"]),
         # Memory of partitions is a filter.
         (asking("memory: 9Gi", of="mig.nvidia.com"), []),
+        # A policy may share them (sharing.migDevices).
+        (asking(f'{SHARE}, shares: "1"', of="mig.nvidia.com"), []),
         # An exclusive GPU may be allocated.
         (asking("memory: 10Gi", rest=config("{strategy: MPS}")), ["DRA042"]),
         (asking(SHARE, selector=MPS, rest=config("{strategy: MPS}")), []),
@@ -164,7 +166,6 @@ def test_a_share_that_some_policies_refuse_is_a_warning(text: str, rule: str, se
         ('computePercent: "101"', "gpu.nvidia.com", "error", "at most 100 of computePercent, 101 is requested"),
         ("memory: 2Ti", "gpu.nvidia.com", "warning", "provides at most 188447Mi of memory, 2Ti is requested"),
         ("memory: 2Ti", "mig.nvidia.com", "warning", "no matching device has 2Ti of memory"),
-        ('computePercent: "20"', "mig.nvidia.com", "error", "no matching device has a capacity 'computePercent'"),
         ('computePercents: "20"', "gpu.nvidia.com", "error", "no matching device has a capacity 'computePercents'"),
     ],
 )

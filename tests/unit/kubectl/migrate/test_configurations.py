@@ -84,7 +84,7 @@ def test_configurations_become_policies(inputs: list[str], name: str, spec: dict
     ("text", "words"),
     [
         (SHARED, ["carried over", "Neither replicas nor time-sliced shares limit memory"]),
-        (MPS, ["changed meaning", "1/10 of memory and compute", "no compute gets 10 percent", "gets all of it"]),
+        (MPS, ["changed meaning", "1/10 of memory and compute", "a claim without amounts gets it"]),
         (MPS.replace("10", "300"), ["no compute gets 1 percent", "100 such claims fit"]),
     ],
 )
