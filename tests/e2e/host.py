@@ -104,6 +104,7 @@ class Hardware:
         return SimulatedBackend.from_spec(self.spec, self.node).snapshot()
 
     def backend(self) -> SimulatedBackend:
+        """Close it after use: an open one keeps the GPUs from being reset."""
         return SimulatedBackend.from_spec(self.spec, self.node, state_file=self.state / STATE)
 
     def faults(self) -> list[object]:
@@ -112,9 +113,11 @@ class Hardware:
 
     def made(self) -> dict[str, str]:
         """Minor, profile and start of each MIG instance -> UUID of its device, "" without a compute instance."""
+        with closing(self.backend()) as backend:
+            gpus = backend.snapshot().gpus
         return {
             f"{gpu.minor}/{instance.profile_id}/{instance.start}": str(instance.device.uuid if instance.device else "")
-            for gpu in self.backend().snapshot().gpus
+            for gpu in gpus
             for instance in gpu.mig_instances
         }
 
@@ -124,8 +127,8 @@ class Hardware:
         return {made[f"{name.minor}/{name.profile_id}/{name.start}"] for name in names if name is not None}
 
     def compute_mode(self, uuid: str) -> ComputeMode:
-        backend = self.backend()
-        return next(backend.compute_mode(gpu.uuid) for gpu in backend.snapshot().gpus if gpu.uuid == uuid)
+        with closing(self.backend()) as backend:
+            return next(backend.compute_mode(gpu.uuid) for gpu in backend.snapshot().gpus if gpu.uuid == uuid)
 
     def time_slice(self, uuid: str) -> int:
         """The last time slice set with nvidia-smi, 0 (default) without one."""
@@ -142,15 +145,16 @@ class Hardware:
 
     def traces(self) -> str:
         """What differs from the state before any claim, "" if nothing does."""
-        backend, fresh = self.backend(), {gpu.uuid: gpu for gpu in self.as_described().gpus}
+        fresh = {gpu.uuid: gpu for gpu in self.as_described().gpus}
         found = [f"MPS daemon {name}" for name in self.daemons()]
-        for gpu in backend.snapshot().gpus:
-            if gpu != fresh[gpu.uuid]:
-                found.append(f"{gpu.device_name}: MIG mode {gpu.mig_enabled}, instances {gpu.mig_instances}")
-            if (mode := backend.compute_mode(gpu.uuid)) is not ComputeMode.DEFAULT:
-                found.append(f"{gpu.device_name}: compute mode {mode.name}")
-            if number := self.time_slice(gpu.uuid):
-                found.append(f"{gpu.device_name}: time slice {number}")
+        with closing(self.backend()) as backend:
+            for gpu in backend.snapshot().gpus:
+                if gpu != fresh[gpu.uuid]:
+                    found.append(f"{gpu.device_name}: MIG mode {gpu.mig_enabled}, instances {gpu.mig_instances}")
+                if (mode := backend.compute_mode(gpu.uuid)) is not ComputeMode.DEFAULT:
+                    found.append(f"{gpu.device_name}: compute mode {mode.name}")
+                if number := self.time_slice(gpu.uuid):
+                    found.append(f"{gpu.device_name}: time slice {number}")
         return ", ".join(found)
 
 

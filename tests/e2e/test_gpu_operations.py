@@ -5,6 +5,7 @@ and the containers, is real.
 """
 
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 
@@ -31,14 +32,16 @@ SOON_S = 60.0
 
 
 @pytest.fixture
-def switched_back(own_host: Host, namespace: str, cluster: RealCluster, node_name: str) -> Iterator[None]:
+def switched_back(own_host: Host, forms: Forms, cluster: RealCluster, node_name: str) -> Iterator[None]:
     """The GPUs are as described again, so that the next test finds them."""
-    yield
+    with forms.cleared():
+        yield
     (own_host.policies / "sevenths.yaml").unlink(missing_ok=True)
     for annotation in (DRAIN_ANNOTATION, OPERATION_ANNOTATION):
         mark(cluster, node_name, "annotations", annotation, None)
-    backend = own_host.hardware.backend()
-    if any(backend.mig_mode(gpu.uuid) for gpu in backend.snapshot().gpus):
+    with closing(own_host.hardware.backend()) as backend:
+        on = any(backend.mig_mode(gpu.uuid) for gpu in backend.snapshot().gpus)
+    if on:
         assert kubectl.main(["gpu", "mig-mode", f"{node_name}/gpu-0", "off", "--timeout", "2m"]) == 0
 
 
@@ -57,7 +60,7 @@ def unmodified(name: str) -> Obj:
     container = {
         "name": "main",
         "image": "ubuntu:24.04",
-        "command": ["sh", "-c", "env; exec sleep 3600"],
+        "command": ["sh", "-c", "nvidia-smi -L; exec sleep 3600"],
         "resources": {"limits": {RESOURCE: "1"}},
     }
     return {
