@@ -117,6 +117,11 @@ def test_requests_for_one_device_bring_both_files(run: Run) -> None:
     assert objects(run, request="watch")[0]["requests"][0]["devices"][0]["name"] == "gpu-0"
 
 
+def test_monitoring_device_has_its_own_type(run: Run) -> None:
+    run.prepare(claim(1, result("gpu-0-monitor", admin_access=True)))
+    assert (attributes(run)["type"], attributes(run)["uuid"]) == ("monitor", gpu(0).uuid)
+
+
 def test_partition_has_the_ids_of_its_instance(h100: Run) -> None:
     """Its ResourceSlice cannot have them: the instance does not exist before the prepare."""
     h100.prepare(claim(1, result(h100.node.part(SMALL, 2))))
