@@ -66,24 +66,8 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
     placements: Sequence[Placement] = ()
     if allowed and reasons.allowed_unless(_why_not_cut(gpu, terms, features)):
         placements = [place for place in allowed if _is_free(place, foreign) and counters.leaves_enough(*place, left)]
-    uncut: frozenset[Placement] = frozenset()
-    if terms.withheld is not None:
-        existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
-        uncut = frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
-    if terms.withheld is not None and uncut:
-        reasons.allowed_unless(terms.withheld.reason)
-        if not features.taints:  # withdraw forms that need a taint, except refused ones: they would seem free again
-            refused = terms.withheld.refused
-            placements = [
-                (profile, start)
-                for profile, start in placements
-                if (profile, start) not in uncut or PartitionId(gpu.uuid, profile.profile_id, start) in refused
-            ]
-    kept, room = limits.MAX_DEVICES - len(usable) - whole - monitor, f"{limits.MAX_DEVICES} devices"
-    if features.counters_beside_devices:
-        fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)
-        if fitting < kept:
-            kept, room = fitting, f"{limits.MAX_CONSUMED_COUNTERS_1_34} counters consumed by its devices"
+    placements, uncut = _withhold(gpu, terms, features, placements, reasons)
+    kept, room = _room(features, placements, left, whole=whole, beside=len(usable) + whole + monitor)
     if len(placements) > kept:
         reasons.allowed_unless(
             f"{gpu.device_name} has {len(placements)} placements, of which the first {kept} are offered: a "
@@ -91,11 +75,8 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         )
     if not (whole or usable or placements or reasons.found):
         reasons.allowed_unless(_why_nothing(gpu, terms, allowed))
-    places = [PartitionId(gpu.uuid, instance.profile_id, instance.start) for instance in usable]
-    if not features.shares_hide_counters:
-        places += [PartitionId(gpu.uuid, profile.profile_id, start) for profile, start in placements]
-    wanted = (usable or placements) and terms.partition_sharing is not None
-    reasons.allowed_unless(_why_parts_not_shared(gpu, features, cut=bool(placements)) if wanted else None)
+    if terms.partition_sharing is not None and (usable or placements):
+        reasons.allowed_unless(_why_parts_not_shared(gpu, features, cut=bool(placements)))
     max_devices = 1
     if allowed:  # without counters, only existing partitions are published, which never overlap
         max_devices = min(limits.MAX_DEVICES, 1 + len(allowed)) if features.counters else max(1, gpu.memory_slices)
@@ -103,7 +84,7 @@ def forms_of(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> Forms:
         whole=whole,
         monitor=monitor,
         sharing=sharing,
-        shared=frozenset(place for place in places if features.multi_allocation and terms.sharing_of(place)),
+        shared=_shared(gpu, terms, features, usable, placements),
         foreign_instances=tuple(usable),
         placements=tuple(placements[:kept]),
         withheld=uncut if features.taints else frozenset(),
@@ -122,6 +103,54 @@ class _Reasons:
         if sentence is not None:
             self.found.append(sentence)
         return sentence is None
+
+
+def _withhold(
+    gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures, placements: Sequence[Placement], reasons: _Reasons
+) -> tuple[Sequence[Placement], frozenset[Placement]]:
+    """Return the placements to publish, and those of them that do not exist and cannot be created now."""
+    if terms.withheld is None:
+        return placements, frozenset()
+    existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
+    uncut = frozenset(place for place in placements if (place[0].profile_id, place[1]) not in existing)
+    if uncut:
+        reasons.allowed_unless(terms.withheld.reason)
+        if not features.taints:  # withdraw forms that need a taint, except refused ones: they would seem free again
+            refused = terms.withheld.refused
+            placements = [
+                (profile, start)
+                for profile, start in placements
+                if (profile, start) not in uncut or PartitionId(gpu.uuid, profile.profile_id, start) in refused
+            ]
+    return placements, uncut
+
+
+def _room(
+    features: ApiServerFeatures, placements: Sequence[Placement], left: counters.Amounts, *, whole: bool, beside: int
+) -> tuple[int, str]:
+    """Return how many placements fit into a ResourceSlice with ``beside`` other devices, and what it has room for."""
+    kept = limits.MAX_DEVICES - beside
+    if features.counters_beside_devices:
+        fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)
+        if fitting < kept:
+            return fitting, f"{limits.MAX_CONSUMED_COUNTERS_1_34} counters consumed by its devices"
+    return kept, f"{limits.MAX_DEVICES} devices"
+
+
+def _shared(
+    gpu: Gpu,
+    terms: GpuTerms,
+    features: ApiServerFeatures,
+    usable: Sequence[MigInstance],
+    placements: Sequence[Placement],
+) -> frozenset[PartitionId]:
+    """Return the partitions that several claims can share."""
+    if not features.multi_allocation:
+        return frozenset()
+    places = [PartitionId(gpu.uuid, instance.profile_id, instance.start) for instance in usable]
+    if not features.shares_hide_counters:
+        places += [PartitionId(gpu.uuid, profile.profile_id, start) for profile, start in placements]
+    return frozenset(place for place in places if terms.sharing_of(place))
 
 
 def _withheld(gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures) -> str | None:

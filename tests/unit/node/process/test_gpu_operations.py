@@ -1,11 +1,7 @@
-"""Guarded operations of a GPU on simulated hardware: every step, refused, hanging, raced, and killed."""
+"""Guarded operations of a GPU on simulated hardware: requests, policies, refused, hanging and raced."""
 
-import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,150 +24,21 @@ from dra_driver.core.model.gpu_operation import (
     requests_of,
     text_of,
 )
-from dra_driver.core.model.health import HealthReading
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import GpuTerms
-from dra_driver.hardware.gpu.backend import MIG_MODE, MigModes, ModeAnswer
-from dra_driver.hardware.gpu.reset import TIMEOUT, Persistence
-from dra_driver.hardware.gpu.simulated.spec import parse_groups
-from dra_driver.kube.own_node import OwnNode
+from dra_driver.hardware.gpu.backend import MIG_MODE, ModeAnswer
+from dra_driver.hardware.gpu.reset import TIMEOUT
 from dra_driver.node.claims import PrepareGate
-from dra_driver.node.process.gpu_operations import DAILY, GATE, REST_S, GpuOperations, OperationTools
-from dra_driver.node.process.operation_record import FILE, MAX_FINISHED, OperationsFile, Step
-from dra_driver.node.process.operation_rules import why_silent, why_unverified
-from tests.fakes.simulated_gpus import SimulatedBackend
-from tests.fakes.stand_in import stand_in
-
-NUMBER = "ab12"
-
-
-class KilledError(BaseException):
-    """The process dies here."""
-
-
-class Stage:
-    """A node with one A100 and a neighbour. ``boot`` starts a new node process; the GPUs stay as they are."""
-
-    def __init__(self, folder: Path, spec: str = "2xa100-sxm4-40gb") -> None:
-        self.folder, self.spec, self.boot_id = folder, spec, "boot-1"
-        self.gpus = SimulatedBackend(parse_groups(spec, "node-a"), state_file=folder / "gpus.json")
-        self.gpu, self.other = (gpu.uuid for gpu in self.gpus.snapshot().gpus[:2])
-        self.annotations: dict[str, str] = {}
-        self.labels: dict[str, str] = {}
-        self.terms: dict[GpuUuid, GpuTerms] = {}
-        self.uses: list[GpuUuid] = []
-        self.open_in: tuple[str, ...] | None = ()
-        self.events: list[tuple[str, str, str]] = []
-        self.notes: dict[tuple[GpuUuid, str], str] = {}
-        self.repaired: list[GpuUuid] = []
-        self.now = 1000.0
-        self.reset: Callable[[GpuUuid, float], None] = self.gpus.reset
-        self.control: Any = self.gpus
-        self.sysfs = True
-        self.is_known = True
-        self.persistence: Persistence | None = None
-        self.is_stale = False
-        self.fabric_manager: bool | None = True
-        self.boot()
-
-    def boot(self) -> None:
-        self.gate = PrepareGate()
-        self.gpus.reattach()
-        inventory = SimpleNamespace(current=lambda: self.last, refresh=self._refresh, problem=None)
-        self._refresh()
-        self.operations = GpuOperations(
-            OperationTools(
-                control=stand_in(self.control),
-                reset=lambda gpu, within_s: self.reset(gpu, within_s),  # noqa: PLW0108 - tests replace it
-                has_reset=lambda _: self.sysfs,
-                notes=stand_in(SimpleNamespace(clear_gpu_note=lambda gpu, key: self.notes.pop((gpu, key), None))),
-                file=OperationsFile(self.folder / FILE),
-                inventory=stand_in(inventory),
-                gate=self.gate,
-                lock=self._lock,
-                node=lambda: self._node() if self.is_known else None,
-                terms=lambda: self.terms,
-                uses=lambda: self.uses,
-                holders=lambda _: self.open_in,
-                fabric_manager=lambda: self.fabric_manager,
-                readings=lambda: () if self.is_stale else self.gpus.health_readings(),
-                detach_phase=lambda: self.gpus.detached or "",
-                is_detached=lambda: self.gpus.detached is not None,
-                wake_detaching=lambda: self._detach(),  # noqa: PLW0108 - tests replace it
-                changed=lambda: None,
-                published=lambda: True,
-                tell=lambda kind, reason, text: self.events.append((kind, reason, text)),
-                boot_id=self.boot_id,
-                repaired=self.repaired.extend,
-                persistence=self.persistence,
-                settle_s=0.0,
-                busy_s=0.0,
-                poll_s=0.0,
-                clock=self._clock,
-                now=lambda: self.now,
-            )
-        )
-        self.operations.load()
-
-    def _node(self) -> OwnNode:
-        return OwnNode(name="node-a", annotations=self.annotations, labels=self.labels)
-
-    def _clock(self) -> float:
-        self.now += 0.5
-        return self.now
-
-    def _refresh(self) -> None:
-        if self.gpus.detached is None and not self.is_stale:
-            self.last = self.gpus.snapshot()
-
-    def _detach(self) -> None:
-        request = self.operations.detach_request
-        if request is not None:
-            self.gpus.detach(str(request), 1.0)
-        else:
-            self.gpus.reattach()
-
-    @contextmanager
-    def _lock(self, gpu: GpuUuid, within_s: float) -> Iterator[bool]:
-        yield True
-
-    def ask(self, operation: Operation = Operation.MIG_ON, number: str = NUMBER) -> None:
-        request = OperationRequest(operation=operation, gpu=self.gpu, number=number)
-        self.annotations[OPERATION_ANNOTATION] = str(request)
-
-    def run(self, most: int = 60) -> None:
-        """Step until nothing is left to do."""
-        for _ in range(most):
-            if self.operations.step() == REST_S:
-                return
-        raise AssertionError(f"not finished: {self.operations.remarks} {self.events}")
-
-    @property
-    def modes(self) -> MigModes:
-        return self.gpus.mig_modes(self.gpu)
-
-    @property
-    def result(self) -> tuple[str, str]:
-        _, reason, text = self.events[-1]
-        return reason, text
-
-    @property
-    def held(self) -> list[GpuUuid]:
-        """GPUs with an operation, also lost ones."""
-        return list(self.operations._records)
-
-    @property
-    def tainted(self) -> list[GpuUuid]:
-        return list(self.operations.amend(self.last, {}))
+from dra_driver.node.process.gpu_operations import DAILY, GATE
+from dra_driver.node.process.operation_record import Step
+from dra_driver.node.process.operation_rules import why_unverified
+from tests.fakes.operation_stage import NUMBER, OFF, ON, KilledError, Stage
 
 
 @pytest.fixture
 def stage(tmp_path: Path) -> Stage:
     return Stage(tmp_path)
-
-
-ON, OFF = MigModes(current=True, pending=True), MigModes(current=False, pending=False)
 
 
 def test_mig_mode_of_an_a100_is_switched_on_with_a_reset(stage: Stage) -> None:
@@ -419,55 +286,6 @@ def test_a_reset_repairs_a_gpu_that_needs_it(stage: Stage) -> None:
     assert readings[stage.gpu].recovery_action == "none"
 
 
-@pytest.mark.parametrize("point", range(12))
-@pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("operation", [Operation.MIG_ON, Operation.RESET])
-def test_a_process_killed_at_every_step_is_continued(
-    tmp_path: Path, operation: Operation, point: int, when: str
-) -> None:
-    """Killed before or after the n-th write of the record or change of the hardware; the next process ends it."""
-    stage, calls = Stage(tmp_path), 0
-
-    def dying(call: Callable[..., object]) -> Callable[..., object]:
-        def wrapped(*arguments: object, **options: object) -> object:
-            nonlocal calls
-            calls += 1
-            if calls == point + 1 and when == "before":
-                raise KilledError
-            answer = call(*arguments, **options)
-            if calls == point + 1:
-                raise KilledError
-            return answer
-
-        return wrapped
-
-    class Control:
-        def __getattr__(self, name: str) -> object:
-            found = getattr(stage.gpus, name)
-            return dying(found) if name == "request_mig_mode" else found
-
-    stage.control = Control()
-    stage.reset = stand_in(dying(stage.gpus.reset))
-    stage.boot()
-    file = stage.operations._tools.file
-    file.save = stand_in(dying(file.save))  # type: ignore[method-assign]
-    stage.gpus.inject(stage.gpu, "recovery-action")
-    stage.ask(operation)
-    try:
-        stage.run()
-    except KilledError:
-        stage.control, stage.reset = stage.gpus, stand_in(stage.gpus.reset)
-        stage.boot()
-        recorded = json.loads((tmp_path / FILE).read_text()).get("records", {}) if (tmp_path / FILE).exists() else {}
-        assert list(stage.operations.amend(stage.last, {})) == list(recorded), "the taint stays over the restart"
-        stage.run()
-    else:
-        assert calls <= point, "every step was reached"
-    assert stage.modes == (ON if operation is Operation.MIG_ON else OFF)
-    assert (stage.tainted, stage.gate.closed, stage.gpus.detached) == ([], None, None)
-    assert stage.result[0] == DONE_EVENT
-
-
 def test_a_policy_switches_the_mode_when_the_gpu_is_free(stage: Stage) -> None:
     stage.terms = {stage.gpu: GpuTerms(policy="sevenths", mig_mode=True)}
     stage.uses = [stage.gpu]
@@ -512,53 +330,6 @@ def test_a_policy_resets_only_what_the_driver_wants_reset(stage: Stage) -> None:
     assert stage.repaired == [stage.gpu]
 
 
-def test_a_full_disk_changes_nothing(stage: Stage) -> None:
-    (stage.folder / FILE).mkdir()
-    stage.ask()
-    for _ in range(4):
-        stage.operations.worker._on_error  # noqa: B018
-        with pytest.raises(Exception, match="cannot write"):
-            stage.operations.step()
-    assert stage.modes == OFF
-
-
-def test_a_record_that_cannot_be_read_is_set_aside(stage: Stage) -> None:
-    (stage.folder / FILE).write_text("{")
-    stage.boot()
-    assert (stage.folder / "gpu-operations.unreadable").exists()
-    stage.ask(number="cd34")
-    stage.run()
-    assert stage.modes == OFF, "the request may have run already"
-    assert stage.result[0] == FAILED_EVENT
-    assert "cannot be read" in stage.operations.remarks[0]
-    stage.ask(number="ef56")
-    stage.run()
-    assert stage.modes == ON
-
-
-@pytest.mark.parametrize(
-    "content", ['{"version":2}', '{"version":1,"records":{"GPU-1":{"operation":"burn","by":"x"}}}', "\x00" * 9]
-)
-def test_records_of_another_version_are_reported(stage: Stage, content: str) -> None:
-    """A downgrade may find them. Each damaged file could have kept a GPU tainted."""
-    (stage.folder / FILE).write_text(content)
-    stage.boot()
-    stage.run()
-    assert stage.result[0] == FAILED_EVENT
-    assert "nvidia-smi" in stage.result[1]
-    stage.run()
-    assert len(stage.events) == 1
-
-
-def test_finished_operations_of_any_uuid_are_bounded(stage: Stage) -> None:
-    for number in range(MAX_FINISHED + 9):
-        stage.annotations[OPERATION_ANNOTATION] = f"reset/GPU-{number}/a{number}"
-        stage.run()
-    kept = json.loads((stage.folder / FILE).read_text())["finished"]
-    assert len(kept) == MAX_FINISHED
-    assert f"GPU-{MAX_FINISHED + 8}" in kept
-
-
 def test_requests_are_read_and_written() -> None:
     request = OperationRequest(operation=Operation.RESET, gpu=GpuUuid("GPU-1"), number="a1")
     assert requests_of(text_of([request, replace(request, number="b2")]))[0] == (request, replace(request, number="b2"))
@@ -585,69 +356,6 @@ def test_prepares_stay_paused_while_the_gpu_changes(stage: Stage) -> None:
     stage.reset = stage.gpus.reset
     stage.run()
     assert (stage.modes, stage.gate.closed) == (ON, None)
-
-
-def test_a_mode_that_took_effect_in_a_reboot_is_only_verified(stage: Stage) -> None:
-    """The mode of an A100 is stored on the board: a reboot applies a pending one."""
-
-    def power_cut(gpu: GpuUuid, within_s: float) -> None:
-        raise KilledError
-
-    stage.reset = power_cut
-    stage.ask()
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.gpus.reattach()
-    stage.gpus.reset(stage.gpu, 1.0)
-    stage.boot_id, stage.reset = "boot-2", lambda gpu, within_s: pytest.fail("reset")
-    stage.boot()
-    stage.run()
-    assert (stage.modes, stage.result[0]) == (ON, DONE_EVENT)
-
-
-def test_a_pending_mode_is_applied_by_a_reset_after_a_restart(stage: Stage) -> None:
-    """It is not requested again: a second request could be answered differently."""
-
-    def dies(gpu: GpuUuid, within_s: float) -> None:
-        raise KilledError
-
-    class Once:
-        asked = 0
-
-        def __getattr__(self, name: str) -> object:
-            return getattr(stage.gpus, name)
-
-        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
-            self.asked += 1
-            return stage.gpus.request_mig_mode(gpu, enabled)
-
-    stage.control, stage.reset = Once(), dies
-    stage.boot()
-    stage.ask()
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.reset = stage.gpus.reset
-    stage.boot()
-    stage.run()
-    assert (stage.modes, stage.control.asked) == (ON, 1)
-
-
-def test_a_step_that_kills_the_process_twice_is_not_repeated(stage: Stage) -> None:
-    def dies(gpu: GpuUuid, within_s: float) -> None:
-        tries.append(gpu)
-        raise KilledError
-
-    tries: list[GpuUuid] = []
-    stage.reset = dies
-    stage.ask(Operation.RESET)
-    for _ in range(2):
-        with pytest.raises(KilledError):
-            stage.run()
-        stage.gpus.inject(stage.gpu, "recovery-action")
-        stage.boot()
-    stage.run()
-    assert len(tries) == 2
-    assert "2 attempts failed" in stage.result[1]
 
 
 def test_a_reset_that_repairs_nothing_is_tried_twice(stage: Stage) -> None:
@@ -739,125 +447,6 @@ def test_an_unknown_node_starts_nothing(stage: Stage) -> None:
     assert "the Node was not read" in stage.operations.remarks[0]
 
 
-def test_a_healthy_gpu_is_reset_again_when_the_process_died_before_it(stage: Stage) -> None:
-    """It looks the same before and after a reset."""
-    tries: list[GpuUuid] = []
-
-    def dies(gpu: GpuUuid, within_s: float) -> None:
-        raise KilledError
-
-    stage.reset = dies
-    stage.ask(Operation.RESET)
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.reset = lambda gpu, within_s: tries.append(gpu)
-    stage.boot()
-    stage.run()
-    assert tries == [stage.gpu]
-    assert stage.result[0] == DONE_EVENT
-
-
-def test_a_reboot_counts_as_the_reset(stage: Stage) -> None:
-    def dies(gpu: GpuUuid, within_s: float) -> None:
-        raise KilledError
-
-    stage.reset = dies
-    stage.ask(Operation.RESET)
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.reset, stage.boot_id = lambda gpu, within_s: pytest.fail("reset"), "boot-2"
-    stage.boot()
-    stage.run()
-    assert stage.result[0] == DONE_EVENT
-
-
-@pytest.mark.parametrize("operation", [Operation.MIG_ON, Operation.RESET])
-@pytest.mark.parametrize("moment", ["detach", "busy", "verify"])
-def test_a_stop_of_the_process_leaves_the_operation_to_the_next(
-    stage: Stage, operation: Operation, moment: str
-) -> None:
-    """An upgrade of the DaemonSet neither fails the operation nor repeats the reset."""
-    tries: list[GpuUuid] = []
-
-    def reset(gpu: GpuUuid, within_s: float) -> None:
-        tries.append(gpu)
-        if moment == "busy":
-            stage.operations._stopping.set()
-            raise GpuBusyError("in use")
-        stage.gpus.reset(gpu, within_s)
-        if moment == "verify":
-            stage.is_stale = True
-            stage.operations._stopping.set()
-
-    stage.reset = reset
-    stage.gpus.inject(stage.gpu, "recovery-action")
-    detach = stage._detach
-    if moment == "detach":
-        stage._detach = stage.operations._stopping.set  # type: ignore[method-assign]
-    stage.ask(operation)
-    while not stage.operations._stopping.is_set():
-        stage.operations.step()
-    if moment == "verify":
-        stage.operations.step()
-    assert [event for event in stage.events if event[1] == FAILED_EVENT] == []
-    assert stage.held == [stage.gpu]
-    stage._detach, stage.is_stale = detach, False  # type: ignore[method-assign]
-
-    def succeed(gpu: GpuUuid, within_s: float) -> None:
-        tries.append(gpu)
-        stage.gpus.reset(gpu, within_s)
-
-    stage.reset = succeed
-    stage.boot()
-    stage.run()
-    assert stage.result[0] == DONE_EVENT
-    assert len(tries) == {"detach": 1, "busy": 2, "verify": 1}[moment]
-
-
-def test_a_gpu_that_is_lost_in_its_reset_keeps_the_taint(stage: Stage) -> None:
-    tries: list[GpuUuid] = []
-
-    def lose(gpu: GpuUuid, within_s: float) -> None:
-        tries.append(gpu)
-        stage.gpus.inject(gpu, "xid=79")
-
-    stage.reset = lose
-    stage.ask(Operation.RESET)
-    stage.run(most=900)
-    assert len(tries) == 1
-    assert "a reboot of the node is needed, because" in stage.result[1]
-    assert "does not answer" in stage.result[1]
-    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
-
-
-def test_a_gpu_that_is_lost_while_its_mode_changes_keeps_the_taint(stage: Stage) -> None:
-    def lose(gpu: GpuUuid, within_s: float) -> None:
-        stage.gpus.inject(gpu, "xid=79")
-        raise DeviceLostError("the GPU fell off the bus")
-
-    stage.reset = lose
-    stage.ask()
-    stage.run(most=900)
-    assert "a reboot of the node is needed, because" in stage.result[1]
-    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
-
-
-def test_a_gpu_that_is_lost_during_a_restart_does_not_pause_the_node(stage: Stage) -> None:
-    def dies(gpu: GpuUuid, within_s: float) -> None:
-        raise KilledError
-
-    stage.reset = dies
-    stage.ask()
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.gpus.reattach()
-    stage.gpus.inject(stage.gpu, "xid=79")
-    stage.boot()
-    stage.run(most=900)
-    assert (stage.held, stage.gate.closed) == ([stage.gpu], None)
-    assert stage.result[0] == FAILED_EVENT
-
-
 def test_a_reset_after_which_the_driver_asks_for_a_reboot_is_no_success(stage: Stage) -> None:
     tries: list[GpuUuid] = []
 
@@ -907,30 +496,6 @@ def test_the_end_of_a_blocked_operation_reports_the_mode(stage: Stage) -> None:
     assert "MIG mode is off" in stage.result[1]
 
 
-def test_prepares_are_admitted_when_a_restart_has_to_wait_again(stage: Stage) -> None:
-    class Dies:
-        def __getattr__(self, name: str) -> object:
-            return getattr(stage.gpus, name)
-
-        def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
-            raise KilledError
-
-    stage.control = Dies()
-    stage.boot()
-    stage.ask()
-    with pytest.raises(KilledError):
-        stage.run()
-    stage.control = stage.gpus
-    stage.labels = {"nvidia.com/mig.config.state": "pending"}
-    stage.boot()
-    for _ in range(3):
-        stage.operations.step()
-    assert stage.gate.closed is None
-    stage.labels = {}
-    stage.run()
-    assert stage.modes == ON
-
-
 def test_a_driver_upgrade_after_the_reset_delays_the_verification(stage: Stage) -> None:
     """An administrator's request keeps the driver closed."""
 
@@ -978,66 +543,6 @@ def test_a_reset_is_verified_when_the_fabric_is_ready_again(stage: Stage) -> Non
     assert "fabric is not ready" in str(lacks(gpu, ready=True))
     assert lacks(gpu, ready=False) is None
     assert lacks(replace(gpu, fabric=Fabric(state=FabricState.COMPLETED)), ready=True) is None
-
-
-def test_a_listed_gpu_that_does_not_answer_is_not_released(stage: Stage) -> None:
-    """The inventory keeps the last values of a GPU whose calls hang."""
-    gpu = stage.last.gpus[0]
-    hangs = HealthReading(gpu_uuid=gpu.uuid, unreachable="a call has not returned", hangs=True)
-    assert "a call has not returned" in str(why_silent(gpu, hangs))
-    assert why_silent(gpu, replace(hangs, needs_reset=True)) is None
-    assert why_silent(gpu, HealthReading(gpu_uuid=gpu.uuid)) is None
-
-
-class PersistenceMode:
-    def __init__(self, gpu: GpuUuid, *, refuses: str = "") -> None:
-        self.on, self.gpu, self.refuses = True, gpu, refuses
-
-    def is_on(self, gpu: GpuUuid) -> bool | None:
-        return self.on if gpu == self.gpu else None
-
-    def switch(self, gpu: GpuUuid, on: bool) -> None:
-        if self.refuses == str(on):
-            raise CommandError("Unknown Error")
-        self.on = on
-
-
-@pytest.mark.parametrize("moment", ["before", "after", "never", "refused"])
-def test_persistence_mode_is_off_for_the_reset_only(stage: Stage, moment: str) -> None:
-    """Also after a kill on either side of the reset, and after a refused one."""
-    mode = PersistenceMode(stage.gpu)
-    seen: list[bool] = []
-
-    def reset(gpu: GpuUuid, within_s: float) -> None:
-        seen.append(mode.on)
-        if moment == "refused":
-            raise CommandError("refused")
-        if moment != "before":
-            stage.gpus.reset(gpu, within_s)
-        if moment != "never":
-            raise KilledError
-
-    stage.persistence, stage.reset = mode, reset
-    stage.boot()
-    stage.ask()
-    try:
-        stage.run()
-    except KilledError:
-        assert not mode.on
-        stage.reset = stage.gpus.reset
-        stage.boot()
-        stage.run()
-    assert seen == [False]
-    assert mode.on
-    assert stage.result[0] == (FAILED_EVENT if moment == "refused" else DONE_EVENT)
-
-
-def test_persistence_mode_that_stays_off_is_reported(stage: Stage) -> None:
-    stage.persistence = PersistenceMode(stage.gpu, refuses="True")
-    stage.boot()
-    stage.ask()
-    stage.run()
-    assert "done; persistence mode is off, and was on before" in stage.result[1]
 
 
 def test_unreadable_requests_are_reported(stage: Stage) -> None:
