@@ -108,7 +108,7 @@ class _Reasons:
 def _withhold(
     gpu: Gpu, terms: GpuTerms, features: ApiServerFeatures, placements: Sequence[Placement], reasons: _Reasons
 ) -> tuple[Sequence[Placement], frozenset[Placement]]:
-    """Return the placements to publish, and those of them that do not exist and cannot be created now."""
+    """Return the placements to publish, and the missing placements among them that the node cannot create now."""
     if terms.withheld is None:
         return placements, frozenset()
     existing = {(instance.profile_id, instance.start) for instance in gpu.mig_instances}
@@ -128,7 +128,7 @@ def _withhold(
 def _room(
     features: ApiServerFeatures, placements: Sequence[Placement], left: counters.Amounts, *, whole: bool, beside: int
 ) -> tuple[int, str]:
-    """Return how many placements fit into a ResourceSlice with ``beside`` other devices, and what it has room for."""
+    """Return the number of placements beside ``beside`` other devices in a ResourceSlice, and the limit in words."""
     kept = limits.MAX_DEVICES - beside
     if features.counters_beside_devices:
         fitting = counters.placements_within(placements, left, limits.MAX_CONSUMED_COUNTERS_1_34, whole=whole)

@@ -20,7 +20,7 @@ from tests.harness.servers import free_port
 CONNECTIONS = 1000
 PROBES = 30
 PROBE_TIMEOUT_S = 5.0
-"""That of deploy/base/daemonset.yaml. A full backlog delays a connection by 1 s, when its client sends it again (TCP)."""
+"""That of deploy/base/daemonset.yaml. A full backlog delays a connection by 1 s: its client repeats the SYN."""
 DRIP_EVERY_S = 0.1
 REOPENED_A_ROUND = 50
 """How many of the connections that were closed are opened again every `DRIP_EVERY_S`: 500 a second."""
