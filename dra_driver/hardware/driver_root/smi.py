@@ -22,7 +22,7 @@ class Smi:
         self._environment = dict(environment)
 
     def find(self) -> str:
-        """Its path, searched at every call, because the driver may be replaced. Raises CommandError without one."""
+        """Return the path. Looks at every call, because the driver can be replaced. Raises CommandError without one."""
         return search.require_program(search.root_of(self._given, SMI), SMI, "utilities")
 
     def call(self, arguments: Sequence[str], *, within_s: float) -> process.Ended:

@@ -696,7 +696,7 @@ class GpuOperations:
         self._tools.tell("Warning", FAILED_EVENT, self._result(gpu, record, f"the GPU keeps its taint: {why}"))
 
     def _look_at_blocked(self, gpu: GpuUuid, record: OperationRecord) -> None:
-        """A reboot ends it, or for a mode that was left pending, whatever settled it."""
+        """End the operation after a reboot, or when the GPU's pending mode has settled."""
         tools, wanted = self._tools, record.operation.mig_mode
         self._note(gpu, record.problem)
         try:
