@@ -32,8 +32,8 @@ class Chapter:
         self.cluster, self.say, self.namespace = cluster, say, namespace
         self.problem = ""
 
-    def run(self, title: str, story: Callable[[], None]) -> bool:
-        """Create the namespace, run ``story``, and `end`; returns whether all went well."""
+    def run(self, title: str, story: Callable[[], None]) -> str:
+        """Create the namespace, run ``story``, and `end`; returns ``problem``."""
 
         def play() -> None:
             self.cluster.store.create(NAMESPACES, {"metadata": {"name": self.namespace}})
@@ -44,7 +44,7 @@ class Chapter:
             self.end()
         except DraError as error:
             self._fail(error)
-        return not self.problem
+        return self.problem
 
     def part(self, title: str, story: Callable[[], None]) -> None:
         """Run one part, unless an earlier one failed. Sets ``problem`` and prints it if the part fails."""

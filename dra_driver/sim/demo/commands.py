@@ -17,7 +17,8 @@ from dra_driver.sim.demo.expectations import read_expectations, unmet, why_unsch
 PENDING_NAMESPACE: Final = "demo-pending"
 
 
-def explain_pending(cluster: Cluster, say: Say) -> bool:
+def explain_pending(cluster: Cluster, say: Say) -> str:
+    """Run the chapter; returns the first unmet expectation, or ""."""
     chapter = Chapter(cluster, say, PENDING_NAMESPACE)
     return chapter.run("--- why is my pod Pending?", lambda: _play(chapter))
 
@@ -59,8 +60,8 @@ MANIFEST: Final = Path("examples/migrate/device-plugin.yaml")
 MOVING_NAMESPACE: Final = "demo-moving"
 
 
-def migrate_manifest(cluster: Cluster, root: Path, say: Say) -> bool:
-    """Run the chapter; returns whether the translated pods ran as they did with the device plugin."""
+def migrate_manifest(cluster: Cluster, root: Path, say: Say) -> str:
+    """Expect the translated pods to run as they did with the device plugin; returns the chapter's problem, or ""."""
     chapter, translated = Chapter(cluster, say, MOVING_NAMESPACE), list[Obj]()
 
     def play() -> None:

@@ -48,11 +48,11 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
         reported, ruled = _run_with_policy(cluster, groups.pop(Requirements(), []), say)
         results += reported
         usage.reported()
-        moved = commands.migrate_manifest(cluster, root, say)
+        problems = {"migrate": commands.migrate_manifest(cluster, root, say)}
         policy = root / health.POLICY
         cluster.set_policies([policy])  # nodes read it while the next chapter runs
-        explained = commands.explain_pending(cluster, say)
-        healed = health.run(cluster, policy, say)
+        problems["explain"] = commands.explain_pending(cluster, say)
+        problems["health"] = health.run(cluster, policy, say)
         say("Remaining CDI documents: one per node, shared by all of its containers")
         for node in cluster.nodes.values():
             say("\n".join(f"  {node.name}: {path.name}" for path in sorted(node.folders.cdi.iterdir())))
@@ -62,15 +62,19 @@ def run(root: Path, say: Say, *, nodes: dict[str, str] | None = None) -> bool:
             say(f"\nStarted another cluster: {requirements} ({time.monotonic() - begun:.1f} s).\n")
             results += run_examples(cluster, members, say)
         one_h100 = Requirements(nodes=tuple(forms.NODES.items()), policies=(root / forms.POLICY,))
-        transformed = forms.run(pool.cluster(one_h100), say)
+        problems["forms"] = forms.run(pool.cluster(one_h100), say)
         one_t4 = Requirements(nodes=tuple(shares.NODES.items()), policies=(root / shares.POLICY,))
-        shared = shares.run(pool.cluster(one_t4), say)
+        problems["shares"] = shares.run(pool.cluster(one_t4), say)
         one_a100 = Requirements(nodes=tuple(sevenths.NODES.items()))
-        divided = sevenths.run(pool.cluster(one_a100), root / sevenths.POLICY, say)
+        problems["partitions"] = sevenths.run(pool.cluster(one_a100), root / sevenths.POLICY, say)
         usage.ended()
+        problems["usage"] = usage.problem
+    for chapter, problem in problems.items():
+        if problem:
+            say(f"Chapter {chapter} failed: {problem}")
     good, count = sum(result.problem is None for result in results) + ruled, len(results) + 1  # the policy counts
     say(f"\n{good} of {count} examples met their expectations; {time.monotonic() - started:.1f} s in total.")
-    return good == count and moved and explained and healed and transformed and shared and divided and not usage.problem
+    return good == count and not any(problems.values())
 
 
 def _run_with_policy(cluster: Cluster, examples: Sequence[Path], say: Say) -> tuple[list[ExampleResult], bool]:

@@ -23,13 +23,12 @@ _PROFILE: Final = 'device.attributes["gpu.nvidia.com"].profile == "1g.10gb"'
 _PARTITION: Final = {"deviceClassName": "mig.nvidia.com", "selectors": [{"cel": {"expression": _PROFILE}}]}
 
 
-def run(cluster: Cluster, say: Say) -> bool:
-    """Run the chapter on a cluster of `NODES` with `POLICY`; returns whether everything went as expected."""
+def run(cluster: Cluster, say: Say) -> str:
+    """Run the chapter on a cluster of `NODES` with `POLICY`; returns the first unmet expectation, or ""."""
     chapter = _Forms(cluster, say, NAMESPACE)
-    if chapter.run("--- one GPU in every form", chapter.play):
+    if not chapter.run("--- one GPU in every form", chapter.play):
         say("    The pods are deleted; no GPU instance, daemon, file or journal row is left.\n")
-        return True
-    return False
+    return chapter.problem
 
 
 class _Forms(Chapter):

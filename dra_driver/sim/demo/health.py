@@ -40,8 +40,9 @@ class Place(Struct, frozen=True, kw_only=True):
         return f"{self.pod} has {self.device} of {self.node}"
 
 
-def run(cluster: Cluster, policy: Path, say: Say) -> bool:
-    """Run the chapter on a cluster, whose nodes get ``policy`` and no policy after it."""
+def run(cluster: Cluster, policy: Path, say: Say) -> str:
+    """Run the chapter on a cluster, whose nodes get ``policy`` and no policy after it; returns the first
+    unmet expectation, or ""."""
     cluster.set_policies([policy])
     controller = ControllerSubprocess(cluster.kubeconfig, cluster.folder / "controller.log")
     controller.start()

@@ -19,8 +19,8 @@ _CLASS: Final = {
 }
 
 
-def run(cluster: Cluster, say: Say) -> bool:
-    """Run the chapter on a cluster of `NODES` with `POLICY`; returns whether everything went as expected."""
+def run(cluster: Cluster, say: Say) -> str:
+    """Run the chapter on a cluster of `NODES` with `POLICY`; returns the first unmet expectation, or ""."""
     chapter = _Shares(cluster, say, NAMESPACE)
     return chapter.run("--- unmodified pods share one T4", chapter.play)
 
