@@ -15,7 +15,7 @@ $(VENV)/.ready: requirements/dev.txt pyproject.toml scripts/bootstrap.py
 demo: $(VENV)/.ready          ## The main job on the embedded cluster: publish, schedule, prepare, inject
 	$(BIN)/dra-driver sim demo
 
-test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 5 minutes
+test: $(VENV)/.ready          ## Unit, contract and scenario tests, under 4 minutes
 	$(BIN)/pytest -m "not slow"
 
 test-slow: $(VENV)/.ready     ## Long tests, and many more examples of each property

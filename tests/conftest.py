@@ -1,5 +1,6 @@
 """Settings of all tests."""
 
+import gc
 import importlib
 import logging
 import os
@@ -18,6 +19,16 @@ from tests.fakes.syscalls import inotify_is_used_up
 settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=30, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
+
+
+def pytest_configure() -> None:
+    """Thousands of collected tests stay until the end: the garbage collector does not look at them again and again."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:

@@ -139,6 +139,7 @@ def test_a_driver_manager_is_given_the_driver_when_the_last_claim_has_ended(
     node.wait_taint(None)
 
 
+@pytest.mark.slow
 def test_a_process_that_restarts_stays_detached(
     cluster: Cluster, node: DetachedNode, pods: Pods, template: str
 ) -> None:

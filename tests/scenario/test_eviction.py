@@ -36,6 +36,7 @@ def taints(cluster: Cluster) -> list[Obj]:
     return [taint for device in devices(cluster, "gpu-a") for taint in entries(device, "taints")]
 
 
+@pytest.mark.slow
 def test_the_chapter_of_the_demonstration(cluster: Cluster) -> None:
     said: list[str] = []
     assert health.run(cluster, ROOT / health.POLICY, said.append), "\n".join(said)

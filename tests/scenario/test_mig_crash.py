@@ -285,7 +285,9 @@ class Kubelet:
         self.in_doubt = False
 
 
-@pytest.mark.parametrize("kills", ["few", pytest.param("many", marks=[pytest.mark.slow, pytest.mark.timeout(400)])])
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("kills", ["few", "many"])
 def test_kills_at_random_moments_lose_and_leave_nothing(kills: str, node: LiveNode, scheduler: Scheduler) -> None:
     dice = random.Random(kills)  # noqa: S311 - moments to kill at, not a secret
     claims = [two(scheduler, node), scheduler.allocate_soon(partition("3g.40gb", of=node.gpus[:1]))]

@@ -95,7 +95,7 @@ def damage_one_entry(node: LiveNode) -> None:
     node.change_journal("UPDATE claim SET changed_at = 'never' WHERE uid = (SELECT max(uid) FROM claim)")
 
 
-@pytest.mark.parametrize("break_journal", [lose, damage, damage_one_entry])
+@pytest.mark.parametrize("break_journal", [lose, pytest.param(damage, marks=pytest.mark.slow), damage_one_entry])
 def test_nothing_is_left_on_gpus_whose_journal_was_lost(break_journal: Callable[[LiveNode], None]) -> None:
     with LiveNode(SPEC, policy=MPS_ON_GPU_3, mps=True) as node:
         scheduler = Scheduler(node)

@@ -13,6 +13,7 @@ LEAST = {"chart": 130, "code": 35, "field": 190, "file": 30, "flag": 450, "key":
 LEAST |= {"series": 60, "variable": 60, "wire": 350, "word": 400}
 
 
+@pytest.mark.slow
 def test_every_kind_is_listed() -> None:
     found = Counter(line.partition(" ")[0] for line in set(interface.lines(SCRIPTS.parent)))
     assert {kind: found[kind] for kind, least in LEAST.items() if found[kind] < least} == {}

@@ -81,6 +81,7 @@ def test_a_new_mark_slow_and_a_file_that_is_not_collected_are_named(
     assert [sentence[: len(start)] for sentence, start in zip(sentences, found, strict=True)] == found
 
 
+@pytest.mark.slow
 def test_without_gcc_a_run_says_what_it_did_not_try(tmp_path: Path) -> None:
     test = "tests/contract/node/exporter/test_process.py::test_real_gpus_are_read_through_nvml"
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", test]
@@ -186,6 +187,7 @@ def test_edited_missing_and_left_over_files_are_named(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_what_is_checked_in_is_what_the_protos_say(tmp_path: Path) -> None:
     gen.generate(tmp_path)
     assert gen.differences(tmp_path, ROOT) == []

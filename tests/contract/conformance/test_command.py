@@ -188,6 +188,7 @@ def found(outcome: CheckOutcome) -> str:
     return f"{outcome.check.id}: {outcome.verdict}: {outcome.detail}"
 
 
+@pytest.mark.slow
 def test_a_driver_without_faults_passes_every_check(bench_for: MakeBench) -> None:
     outcomes = suite.run(bench_for(), CHECKS)
     assert [found(outcome) for outcome in outcomes if outcome.verdict != "passed"] == []
@@ -223,8 +224,11 @@ IMPATIENT = TimeLimits(
 @pytest.mark.parametrize(
     "fault",
     [
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("get-info-hangs", "prepare-hangs")),
-        *("publishes-nothing", "no-known-version"),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("get-info-hangs", "prepare-hangs", "no-known-version")
+        ),
+        "publishes-nothing",
     ],
 )
 def test_a_driver_that_hangs_or_lies_never_ends_a_run(bench_for: MakeBench, fault: str) -> None:

@@ -68,6 +68,7 @@ def test_a_report_cannot_steer_the_terminal(command: Command, tmp_path: Path) ->
     assert line.isprintable()
 
 
+@pytest.mark.slow
 def test_a_code_that_the_driver_does_not_provide_for_is_a_difference(command: Command, state: State) -> None:
     state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
     done = command("--only", "5")
@@ -103,6 +104,7 @@ def processes_with(path: Path) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_identities_are_hashed_unless_they_are_to_be_kept(
     command: Command, state: State, tmp_path: Path, environment: dict[str, str], driver_root: Path
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_machine_without_a_driver_gets_a_sentence_for_each_check(
     assert set(verdicts(tmp_path / REPORT).values()) == {"skipped"}
 
 
+@pytest.mark.slow
 def test_a_report_is_printed_in_lines_for_a_log(command: Command, tmp_path: Path) -> None:
     done = command("--only", "3", "--print-report")
     report = storage.unpack(done.stdout)
@@ -191,6 +194,7 @@ def test_the_node_process_keeps_a_gpu_that_it_is_changing(
 
 
 @needs_root
+@pytest.mark.slow
 def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State, tmp_path: Path) -> None:
     done = command("--i-own-this-gpu", "--gpu", "3", "--only", "12")
     assert "enabling it needs a reset of the GPU" in done.stdout
@@ -198,6 +202,7 @@ def test_a_mode_that_needs_a_reset_is_left_alone(command: Command, state: State,
 
 
 @needs_root
+@pytest.mark.slow
 def test_instances_that_exist_are_left_alone(command: Command, state: State, tmp_path: Path) -> None:
     state.foreign_mode(1, True)
     state.foreign_create(1, 19, 0)

@@ -45,6 +45,7 @@ def read(command: Command, folder: Path, name: str, checks: str = CHECKS) -> tup
         pytest.param((recorded.V2, NOT_SUPPORTED), marks=pytest.mark.slow),
     ],
 )
+@pytest.mark.slow
 def test_a_played_report_gives_the_same_facts(
     command: Command, state: State, tmp_path: Path, trouble: tuple[str, int] | None
 ) -> None:

@@ -54,6 +54,7 @@ def test_cuda_works_with_the_nodes_and_libraries_of_a_claim_alone(on_root: Comma
     assert "dra-hw-check" not in Path("/proc/mounts").read_text()
 
 
+@pytest.mark.slow
 def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, tmp_path: Path) -> None:
     library = find_library(str(whole_root), "libcuda.so.1")
     assert library is not None
@@ -62,6 +63,7 @@ def test_a_root_without_libcuda_is_skipped(on_root: Command, whole_root: Path, t
     assert record(tmp_path, 1).finding.seen.startswith("no libcuda.so.1 below the driver root")
 
 
+@pytest.mark.slow
 def test_a_node_on_which_no_claim_can_be_prepared_is_skipped(
     on_root: Command, environment: dict[str, str], tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_a_hanging_cuda_call_is_a_difference(on_root: Command, environment: dict
 
 
 @outside_tmp
+@pytest.mark.slow
 def test_an_mps_daemon_takes_the_drivers_commands(on_root: Command, tmp_path: Path) -> None:
     done = on_root("--only", "10")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -127,6 +130,7 @@ def test_a_daemon_that_answers_nothing_is_a_difference(on_root: Command, whole_r
     assert not any(str(whole_root).encode() in line for line in running)
 
 
+@pytest.mark.slow
 def test_a_busy_gpu_is_left_alone(on_root: Command, state: State, tmp_path: Path) -> None:
     """The next free one is used; with the owner's consent the busy one."""
     for index in range(4):
@@ -159,6 +163,7 @@ def test_files_of_the_driver_and_nvidia_smi_are_right_on_a_simulated_root(on_roo
     assert json.loads((tmp_path / REPORT).read_text())["checks"][0]["facts"]["own"]["version"] == "580.65.06"
 
 
+@pytest.mark.slow
 def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_root: Command, tmp_path: Path) -> None:
     """The stand-in needs no node, so the check cannot tell."""
     before = sorted(Path("/dev").iterdir())

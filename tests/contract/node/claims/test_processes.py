@@ -143,6 +143,7 @@ def killed(folder: Path, step: int) -> tuple[bool, list[str]]:
 
 
 @pytest.mark.parametrize("lane", [pytest.param(0, marks=pytest.mark.slow), *range(1, LANES)])
+@pytest.mark.slow
 def test_a_kill_while_gpus_change_loses_and_leaves_nothing(lane: int) -> None:
     step, deaths = lane * EVERY // LANES, 0
     while True:

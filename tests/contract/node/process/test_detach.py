@@ -138,6 +138,7 @@ def test_a_file_is_enough_without_an_api_server(driver: Driver, process: Node, t
     process.wait_for(lambda: driver.old.opened() == OPEN)
 
 
+@pytest.mark.slow
 def test_two_processes_of_a_rolling_update_both_detach(
     rest: RestClient, driver: Driver, process: Node, node: Callable[..., Node]
 ) -> None:

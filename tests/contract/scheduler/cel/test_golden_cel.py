@@ -1,6 +1,5 @@
 """Our CEL engine gives the answers of the scheduler of Kubernetes 1.36 that are recorded in tests/golden."""
 
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,10 +20,20 @@ TABLE = Path(run.__file__).with_name("cel.jsonl.gz")
 
 
 def test_every_golden_case_agrees() -> None:
-    """The kind of answer and the result are the scheduler's for all cases of the table."""
-    total, different, texts = run.compare(TABLE)
-    assert total.total() == 1894
-    assert different == Counter(), "\n".join(texts[:10])
+    """The kind of answer and the result are the scheduler's for all cases of the table, also where the cost, which is
+    usually not counted, is counted. Another error than CelSyntaxError and CelEvaluationError fails the test."""
+    total, texts = 0, []
+    for case in run.cases(TABLE):
+        question, expected = case["input"], case["expected"]
+        total += 1
+        if difference := run.cel_difference(question, expected):
+            texts.append(f"{case['id']}: {difference}")
+        elif (result := expected["result"]) is not None:
+            program = compile_selector(question["expression"])
+            if program.evaluate_counting(run.wire_view(question["device"])) != result:
+                texts.append(f"{case['id']}: another result when the cost is counted: {question['expression']}")
+    assert total == 1894
+    assert texts == [], "\n".join(texts[:10])
 
 
 @pytest.mark.parametrize("table", ["cel", "allocate"])
@@ -32,14 +41,6 @@ def test_ids_of_cases_are_the_hash_of_their_inputs(table: str) -> None:
     """README.md tells how to compute the ID of a new case; every recorded case follows that rule."""
     wrong = [case["id"] for case in run.cases(TABLE.with_name(f"{table}.jsonl.gz")) if case["id"] != run.case_id(case)]
     assert wrong == []
-
-
-def test_metered_evaluation_gives_the_same_results() -> None:
-    """An expression whose cost is usually not counted has the same result when it is counted."""
-    for case in run.cases(TABLE):
-        if case["expected"]["result"] is not None:
-            program = compile_selector(case["input"]["expression"])
-            assert program.evaluate_counting(run.wire_view(case["input"]["device"])) == case["expected"]["result"]
 
 
 @pytest.mark.slow
@@ -56,17 +57,6 @@ def test_the_runner_reports_differences(tmp_path: Path, capsys: pytest.CaptureFi
     assert "a-1" in capsys.readouterr().out
     assert run.main([str(tmp_path / "odd.jsonl")]) == 2
     assert run.main([str(TABLE)]) == 0
-
-
-def test_failing_cases_raise_only_the_two_documented_errors() -> None:
-    """A case that fails raises CelSyntaxError when compiled or CelEvaluationError when evaluated."""
-    for case in run.cases(TABLE):
-        if case["expected"]["runtime_error"] is not None:
-            with pytest.raises(CelEvaluationError):
-                compile_selector(case["input"]["expression"]).evaluate(run.wire_view(case["input"]["device"]))
-        elif case["expected"]["compile_error"] is not None:
-            with pytest.raises(CelSyntaxError):
-                compile_selector(case["input"]["expression"])
 
 
 VARIABLES: dict[str, Any] = {"a": 7, "b": -2, "s": "gpu", "t": True, "n": [3, 1, 2], "m": {"x": 1, "y": 20}}

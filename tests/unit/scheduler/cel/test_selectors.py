@@ -261,7 +261,7 @@ def chained(first: str, step: str, last: str, times: int) -> str:
 @pytest.mark.parametrize(
     "expression",
     [
-        chained("[1, 1]", "[{v}, {v}]", "{v} == {v}", 24),
+        pytest.param(chained("[1, 1]", "[{v}, {v}]", "{v} == {v}", 24), marks=pytest.mark.slow),
         chained("[1, 1]", "{v} + {v}", "{v}.size() > 0", 24),
         chained("'aaaaaaaaaa'", "{v}.replace('a', {v})", "{v}.size() > 0", 4),
         "lists.range(9223372036854775807).size() > 0",
