@@ -36,13 +36,6 @@ def taints(cluster: Cluster) -> list[Obj]:
     return [taint for device in devices(cluster, "gpu-a") for taint in entries(device, "taints")]
 
 
-@pytest.mark.slow
-def test_the_chapter_of_the_demonstration(cluster: Cluster) -> None:
-    said: list[str] = []
-    assert health.run(cluster, ROOT / health.POLICY, said.append), "\n".join(said)
-    cluster.set_policies([ROOT / health.POLICY])
-
-
 def test_a_budget_and_an_opt_out_keep_pods_and_the_controller_says_so(
     cluster: Cluster, namespace: str, pods: Pods, controller: ControllerSubprocess
 ) -> None:

@@ -185,9 +185,3 @@ def test_edited_missing_and_left_over_files_are_named(tmp_path: Path) -> None:
         "dra_driver/core/_pb/v1/b_pb2.py: missing",
         "dra_driver/core/_pb/v1/c_pb2.pyi: nothing makes it any more",
     ]
-
-
-@pytest.mark.slow
-def test_what_is_checked_in_is_what_the_protos_say(tmp_path: Path) -> None:
-    gen.generate(tmp_path)
-    assert gen.differences(tmp_path, ROOT) == []
