@@ -23,6 +23,7 @@ SUBCOMMANDS: Final = {
     "migrate": (f"{_HERE}.migrate", "translate device plugin and GPU Operator configurations"),
     "explain": (f"{_HERE}.explain", "explain why a pod or claim has no devices"),
     "doctor": (f"{_HERE}.doctor", "find the failing layer between GPUs and containers"),
+    "node-template": (f"{_HERE}.node_template", "print the ResourceSlices that a kind of node publishes"),
     "snapshot": (f"{_HERE}.snapshot", "write the cluster's state to a file for offline use"),
     "support-bundle": (f"{_HERE}.support_bundle", "write a support bundle for a bug report"),
     "drain": (f"{_HERE}.drain", "free a node's GPUs, or one, for maintenance"),
