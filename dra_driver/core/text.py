@@ -51,15 +51,13 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def gib(count: float | None) -> str:
-    """Bytes as ``10 GiB``, ``9.8 GiB``, ``0``; ``?`` for None. Quantities of objects may have a thousand digits."""
+    """Bytes as ``10.0 GiB``, ``0.0 GiB``, ``<0.1 GiB``; ``?`` for None. Quantities of objects may have a thousand
+    digits."""
     if count is None:
         return UNKNOWN
     if abs(count) >= 2**60:
         return "over 1 EiB"
-    if not count:
-        return "0"
-    value = count / 2**30
-    return f"{value:.0f} GiB" if value >= 100 or abs(value - round(value)) < 0.05 else f"{value:.1f} GiB"
+    return "<0.1 GiB" if 0 < count < 2**30 / 20 else f"{count / 2**30:.1f} GiB"
 
 
 def span(seconds: float | None) -> str:
