@@ -2,8 +2,8 @@
 
 These are protobuf code from protos/, schemas from the models in config/schemas, deploy/base from deploy/chart,
 Grafana's dashboards from deploy/dashboards.yaml, tests/golden/messages.txt and interface.txt from the source, and
-pages of docs: performance, faults, doctor-faults and rights from their last runs, cli from parsers, json from structs, the tables of
-conformance and health from the package.
+pages of docs: performance, faults, doctor-faults and rights from their last runs, cli from parsers, json from structs,
+the tables of conformance and health from the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.

@@ -11,7 +11,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable, wrapped
 from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity, Options, survey
-from dra_driver.kubectl.commands.listing import WIDE, add_output, add_selector, print_document, print_table
+from dra_driver.kubectl.commands.listing import WIDE, add_output, add_selector, print_document, print_table, print_text
 from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, on_selected_nodes, state_of
 from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
@@ -95,11 +95,11 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) 
     print()
     headings = ("PRODUCT", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
     print_table(headings, [row for model in report.models for row in _requests(model)], full=full)
-    print(*wrapped(LEGEND), sep="\n")
+    print_text("\n".join(wrapped(LEGEND)))
     if report.stranded_shapes:
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
-            print(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
+            print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
     if by_node:
         print()
         print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)

@@ -5,7 +5,6 @@ import csv
 import json
 import shutil
 import sys
-import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
@@ -16,7 +15,7 @@ from dra_driver.core import yaml_text
 from dra_driver.core.command_line.table import TableColumn, show
 from dra_driver.core.document import JsonDocument, to_wire
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.text import WIDTH, printable
+from dra_driver.core.text import WIDTH, folded, printable
 from dra_driver.core.time import LONGEST_S, parse_duration
 from dra_driver.kubectl.commands.source import namespace_of, wants_colour
 
@@ -188,9 +187,7 @@ def print_text(text: str) -> None:
 
 def _folded(line: str, width: int) -> list[str]:
     indent = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
-    if len(line) <= width:
-        return [line]
-    return textwrap.wrap(line, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False)
+    return folded(line, indent, width) if line else [line]
 
 
 def _prints_unicode() -> bool:

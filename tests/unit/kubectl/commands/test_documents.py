@@ -34,11 +34,6 @@ COMMANDS = {
     "explain pod waits": 1,
     "doctor": 1,
 }
-UNITS = ("Bytes", "Seconds", "Joules", "Ratio", "Count", "Status")
-PLAIN_NUMBERS = {"count", "numa", "line", "column", "document"}
-"""Numbers that count from 1, or that Kubernetes names."""
-IN_COUNTS = {"Gpus", "Memory"}
-"""Objects whose key has the unit."""
 
 
 @pytest.fixture
