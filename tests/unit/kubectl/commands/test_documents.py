@@ -84,7 +84,7 @@ def terminal(command: list[str], **environment: str) -> tuple[int, str]:
         try:
             while chunk := os.read(ours, 65536):
                 chunks.append(chunk)
-        except OSError:  # EIO: the other end is closed (pty(7))
+        except OSError:  # EIO: the command has ended (pty(7))
             pass
         os.close(ours)
         return child.wait(30), b"".join(chunks).decode().replace("\r\n", "\n")
