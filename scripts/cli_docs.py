@@ -24,8 +24,8 @@ HEAD = """\
 print this text with `--help`.
 
 Exit status, unless a command documents another one: 0 success; 1 failure, with a message on standard error; 2 wrong
-usage or configuration; 130 interrupted. Commands that run longer than two seconds show progress on a terminal. The keys
-of `-o json` are stable.
+usage or configuration; 130 interrupted. Commands that run longer than two seconds show progress on a terminal.
+[json.md](json.md) lists the keys of `-o json`.
 
 ## Installation and completion
 

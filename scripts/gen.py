@@ -2,8 +2,8 @@
 
 These are protobuf code from protos/, schemas from the models in config/schemas, deploy/base from deploy/chart,
 Grafana's dashboards from deploy/dashboards.yaml, tests/golden/messages.txt and interface.txt from the source, and
-pages of docs: performance, faults, doctor-faults and rights from their last runs, cli from the parsers, the tables of
-conformance and health from the package.
+pages of docs: performance, faults, doctor-faults and rights from their last runs, cli from parsers, json from structs,
+the tables of conformance and health from the package.
 
 `python scripts/gen.py` writes into the tree; `python scripts/gen.py --check` generates into a temporary folder, lists
 what differs, is missing or is left over, and exits with status 1 if anything is.
@@ -36,6 +36,7 @@ import doctor_docs  # noqa: E402 - as below
 import faults_docs  # noqa: E402 - as below
 import health_docs  # noqa: E402 - as below
 import interface  # noqa: E402 - as below
+import json_docs  # noqa: E402 - as below
 import kube_objects  # noqa: E402 - as below
 import messages  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
@@ -91,6 +92,7 @@ def generate(target: Path) -> None:
     faults_docs.generate(ROOT, target)
     rights_docs.generate(ROOT, target)
     cli_docs.generate(target)
+    json_docs.generate(target)
     messages.generate(ROOT, target)
     interface.generate(ROOT, target)
     admission_manifests.generate(target)
@@ -133,7 +135,13 @@ def generated_files(root: Path) -> dict[str, bytes]:
         + conformance_docs.outputs(root)
         + health_docs.outputs(root)
     )
-    found += rights_docs.outputs(root) + cli_docs.outputs(root) + doctor_docs.outputs(root) + dashboards.outputs(root)
+    found += (
+        rights_docs.outputs(root)
+        + cli_docs.outputs(root)
+        + json_docs.outputs(root)
+        + doctor_docs.outputs(root)
+        + dashboards.outputs(root)
+    )
     found += (
         messages.outputs(root)
         + interface.outputs(root)

@@ -2,7 +2,7 @@
 
 `kubectl dra capacity -o json` runs as a child process with its own memory limit (RLIMIT_DATA): expressions, the
 allocator and every device of the cluster need ten times the memory of the controller. The report has the
-fields of ``kubectl/capacity/report.py``, whose schema only grows; entries of another shape are omitted, models and
+fields of ``kubectl/capacity/report.py``; entries of another shape are omitted, models and
 requests are bounded.
 
 Only the leader has series, so that sums over all replicas hold. After a failed survey the previous numbers stay, with
@@ -21,7 +21,7 @@ from functools import partial
 from itertools import islice
 from typing import Annotated, Final, TypeVar
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
 from msgspec.structs import asdict, replace
 
 from dra_driver.controller.election import Leadership
@@ -110,8 +110,8 @@ class RequestCount(Struct, frozen=True, kw_only=True):
     """Claims for one request, such as ``2 GPUs`` or ``3g.40gb``: how many fit, and how many are stranded."""
 
     request: str
-    fits: _Count = 0
-    stranded: _Count = 0
+    fits: _Count = field(name="fitCount", default=0)
+    stranded: _Count = field(name="strandedCount", default=0)
 
 
 class _Gpus(Struct, frozen=True, kw_only=True):
@@ -128,8 +128,8 @@ class _Memory(Struct, frozen=True, kw_only=True):
 
 
 class _Model(Struct, frozen=True, kw_only=True, rename="camel"):
-    model: str
-    gpus: _Gpus = _Gpus()
+    model: str = field(name="product")
+    gpus: _Gpus = field(name="gpuCount", default=_Gpus())
     memory_bytes: _Memory = _Memory()
     requests: tuple[RequestCount, ...] = ()
 
@@ -137,7 +137,7 @@ class _Model(Struct, frozen=True, kw_only=True, rename="camel"):
 class _Report(Struct, frozen=True, kw_only=True):
     kind: str = ""
     gaps: tuple[str, ...] = ()
-    models: tuple[_Model, ...] = ()
+    models: tuple[_Model, ...] = field(name="items", default=())
 
 
 class ModelCount(Struct, frozen=True, kw_only=True):

@@ -69,14 +69,13 @@ class Layer(StrEnum):
 ORDER: Final = {layer: number for number, layer in enumerate(Layer)}  # position of each layer, counted from 0
 
 
-class Finding(Struct, frozen=True, kw_only=True, rename={"object": "subject", "fix": "do"}):
+class Finding(Struct, frozen=True, kw_only=True):
     """The result of one check for one object.
 
     ``object`` is ``kind/name``, ``kind/namespace/name`` or "cluster". ``seen`` and ``expected`` are phrases without a
     full stop; ``fix`` is a sentence, the next step; ``meaning`` (hardware check only) is the consequence for this
-    driver. ``reason`` is a stable CamelCase code; a check with several causes gives each its own. JSON reports call
-    ``object`` subject, and ``fix`` do. `Check.run` sets an empty ``check``, ``layer``, ``object`` and ``reason``, the
-    last from the name of the check.
+    driver. ``reason`` is a stable CamelCase code; a check with several causes gives each its own. `Check.run`
+    sets an empty ``check``, ``layer``, ``object`` and ``reason``, the last from the name of the check.
     """
 
     status: Status
@@ -211,11 +210,6 @@ def next_steps(finding: Finding, style: Style) -> Iterator[str]:
 # JSON.
 
 
-def finding_to_wire(finding: Finding) -> dict[str, object]:
-    wire: dict[str, object] = msgspec.to_builtins(finding)
-    return wire
-
-
 def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
     """The findings in a list of any shape. Raises ConfigurationError; ``where`` begins its message."""
     if not isinstance(wire, list) or len(wire) > _MOST:
@@ -239,14 +233,16 @@ def text_at(item: Mapping[str, object], name: str, where: str) -> str:
     return value[:_LONGEST]
 
 
-def check_document(document: object, kind: str, version: int, where: str) -> Mapping[str, Any]:
-    """Return the document, which must be of this kind and schemaVersion. Raises ConfigurationError."""
+def check_document(
+    document: object, kind: str, version: int | str, where: str, *, version_key: str = "schemaVersion"
+) -> Mapping[str, Any]:
+    """Return the document, which must be of this kind and version. Raises ConfigurationError."""
     if not isinstance(document, Mapping) or document.get("kind") != kind:
         raise ConfigurationError(f"{where}: no {kind}")
-    if document.get("schemaVersion") != version:
+    if document.get(version_key) != version:
         written_by = f" ({str(document['programVersion'])[:40]})" if document.get("programVersion") else ""
         raise ConfigurationError(
-            f"{where}: a {kind} of schemaVersion {str(document.get('schemaVersion'))[:20]}, this program reads "
+            f"{where}: a {kind} of {version_key} {str(document.get(version_key))[:40]}, this program reads "
             f"{version}; use the version of dra-driver that wrote it{written_by}, or a newer one"
         )
     return document

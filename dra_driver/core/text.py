@@ -1,12 +1,14 @@
 """Text for people: on one line, printable, short enough, wrapped, counted, with units. Names, messages and annotations
 can be hostile, so each goes through `printable` or `one_line` before it reaches a terminal or an event."""
 
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 UNKNOWN: Final = "?"
 WIDTH: Final = 118
+_COLOUR: Final = re.compile(r"(\x1b\[[0-9;]*m)")
 _SPANS: Final = (("d", 86_400), ("h", 3600), ("m", 60))
 
 
@@ -33,10 +35,38 @@ def quoted(value: object, longest: int = 80) -> str:
 
 
 def wrapped(text: str, indent: str = "", width: int = WIDTH) -> list[str]:
-    """Wrap the text. The first line keeps its indentation, later lines get ``indent``. Long words are broken."""
+    """Wrap the text. The first line keeps its indentation, later lines get ``indent``. Long words are broken; colours
+    take no room."""
     lead = text[: len(text) - len(text.lstrip())]
-    flat = lead + " ".join(text.split())
-    return textwrap.wrap(flat, width, subsequent_indent=indent, break_on_hyphens=False) or [""]
+    return folded(lead + " ".join(text.split()), indent, width)
+
+
+def folded(text: str, indent: str, width: int) -> list[str]:
+    """Wrap one line as `wrapped`, and keep its runs of spaces."""
+    plain, codes = "", dict[int, str]()
+    for part in _COLOUR.split(text):
+        if part.startswith("\x1b"):
+            codes[len(plain)] = codes.get(len(plain), "") + part
+        else:
+            plain += part
+    lines = textwrap.wrap(plain, width, subsequent_indent=indent, break_on_hyphens=False, replace_whitespace=False) or [
+        ""
+    ]
+    return list(_coloured(lines, plain, codes, len(indent))) if codes else lines
+
+
+def _coloured(lines: Iterable[str], plain: str, codes: dict[int, str], indent: int) -> Iterator[str]:
+    """Yield the lines with the colour codes at their positions in the text that was wrapped."""
+    at = 0
+    for number, line in enumerate(lines):
+        start = indent if number else 0
+        built = line[:start]
+        for char in line[start:]:
+            while plain[at] != char:  # a space that wrapping drops
+                at += 1
+            built += codes.pop(at, "") + char
+            at += 1
+        yield built + codes.pop(at, "")
 
 
 def counted(count: int, noun: str) -> str:
@@ -51,15 +81,13 @@ def listed(names: Iterable[str], most: int = 3) -> str:
 
 
 def gib(count: float | None) -> str:
-    """Bytes as ``10 GiB``, ``9.8 GiB``, ``0``; ``?`` for None. Quantities of objects may have a thousand digits."""
+    """Bytes as ``10.0 GiB``, ``0.0 GiB``, ``<0.1 GiB``; ``?`` for None. Quantities of objects may have a thousand
+    digits."""
     if count is None:
         return UNKNOWN
     if abs(count) >= 2**60:
         return "over 1 EiB"
-    if not count:
-        return "0"
-    value = count / 2**30
-    return f"{value:.0f} GiB" if value >= 100 or abs(value - round(value)) < 0.05 else f"{value:.1f} GiB"
+    return "<0.1 GiB" if 0 < count < 2**30 / 20 else f"{count / 2**30:.1f} GiB"
 
 
 def span(seconds: float | None) -> str:

@@ -29,11 +29,11 @@ class Doctor:
     def ask(self, *words: str) -> list[Obj]:
         self._printed.readouterr()
         self.status = kubectl.main(["doctor", *words, "-o", "json", "--kubeconfig", self._kubeconfig])
-        found: list[Obj] = json.loads(self._printed.readouterr().out)["findings"]
+        found: list[Obj] = json.loads(self._printed.readouterr().out)["items"]
         return [each for each in found if each["status"] != "ok"]
 
     def failures(self, *words: str) -> list[tuple[str, str]]:
-        return [(each["layer"], each["subject"]) for each in self.ask(*words) if each["status"] == "fail"]
+        return [(each["layer"], each["object"]) for each in self.ask(*words) if each["status"] == "fail"]
 
 
 @pytest.fixture
@@ -66,12 +66,12 @@ def test_a_class_that_cannot_be_evaluated_is_named(doctor: Doctor, cluster: Real
     }
     cluster.client.create(made, "")
     try:
-        found = [each for each in doctor.ask() if each["subject"] == f"class/{name}"]
+        found = [each for each in doctor.ask() if each["object"] == f"class/{name}"]
         assert [each["layer"] for each in found] == ["classes"]
         assert "noSuchThing" in found[0]["seen"]
     finally:
         cluster.client.delete(DEVICE_CLASSES, name, "")
-    assert not [each for each in doctor.ask() if each["subject"] == f"class/{name}"]
+    assert not [each for each in doctor.ask() if each["object"] == f"class/{name}"]
 
 
 def test_a_missing_class_is_the_first_broken_layer(doctor: Doctor, cluster: RealCluster) -> None:
@@ -96,7 +96,7 @@ def test_a_template_of_another_namespace_is_found(doctor: Doctor, cluster: RealC
         cluster.client.create(elsewhere, other)
         cluster.client.create(pod("train", pod_spec("elsewhere")), namespace)
         (found,) = [each for each in doctor.ask("pod/train", "-n", namespace) if each["layer"] == "workload"][:1]
-        assert (found["status"], found["subject"]) == ("fail", f"pod/{namespace}/train")
+        assert (found["status"], found["object"]) == ("fail", f"pod/{namespace}/train")
         assert other in found["seen"]
         assert doctor.status == 1
         cluster.client.create(elsewhere, namespace)

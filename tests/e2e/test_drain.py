@@ -123,7 +123,7 @@ def test_a_node_is_drained_of_every_form_as_budgets_allow(
     assert {pod.rpartition("/")[2] for pod in report["evicted"]} == {"whole", "share", "extended"}
     (refused,) = report["notEvicted"]
     assert "disruption budget guarded" in refused["reason"].lower(), refused
-    assert [holder["form"] for holder in report["holders"]] == ["partition"]
+    assert [holder["form"] for holder in report["items"]] == ["partition"]
     cluster.rest.delete(f"{budgets(namespace)}/guarded")
     status, report = drains.run("drain", "--evict", "--timeout", "2m")
     assert (status, report["free"], report["detached"]) == (0, True, True), report

@@ -64,8 +64,8 @@ def test_every_form_is_what_was_allocated(
     cluster: RealCluster, namespace: str, flags: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     status, report = printed(capsys, [*flags, "--timeout", "120"])
-    kinds = {(item["form"], item["name"]): item["status"] for item in report["tries"]}
-    failed = "; ".join(f"{item['layer']}: {item['message']}" for item in report["tries"] if item["layer"])
+    kinds = {(item["form"], item["profile"]): item["status"] for item in report["items"]}
+    failed = "; ".join(f"{item['layer']}: {item['message']}" for item in report["items"] if item["layer"])
     partitions = [("mig", profile) for profile in PROFILES] if cluster.gates[PARTITIONS] else []
     wanted = [("gpu", ""), *partitions, *([("shared", "TimeSlicing")] if cluster.gates[SHARES] else [])]
     assert (status, kinds) == (0, dict.fromkeys(wanted, "ok")), failed
@@ -118,11 +118,11 @@ def test_a_stopped_driver_is_named(flags: list[str], capsys: pytest.CaptureFixtu
     A kubelet that had begun to prepare the claim keeps pod and claim until the driver is back: the report names them.
     """
     status, report = printed(capsys, [*flags, "--kind", "gpu"])
-    [found] = report["tries"]
+    [found] = report["items"]
     log.info("%s: %s", found["layer"], found["message"])
     assert (status, found["status"]) == (1, "failed")
     assert (found["layer"] == "prepare" and "not registered" in found["message"]) or found["layer"] == "slices"
-    assert found["do"].startswith("kubectl dra doctor node/")
+    assert found["fix"].startswith("kubectl dra doctor node/")
 
 
 @pytest.fixture

@@ -65,7 +65,7 @@ def test_a_node_is_drained_of_every_form_and_given_back(
     status, report, steps = commands.run("drain", "--evict", "--timeout", "0")
     assert (status, report["result"], report["free"]) == (1, "failed", False)
     assert tainted(cluster) == {"gpu-0", "gpu-1", "gpu-2", "gpu-3"}
-    forms = {(holder["form"], holder["extendedResource"]) for holder in report["holders"]}
+    forms = {(holder["form"], holder["extendedResource"]) for holder in report["items"]}
     assert {form for form, _ in forms} <= {"whole", "share", "partition"}
     assert "extended resource): claim" in steps
     assert len(report["evicted"]) == 1, "the deployment's pod; the others have no controller"
@@ -101,7 +101,7 @@ def test_one_gpu_is_drained_while_the_others_serve(
     held = next(device for device in ("gpu-0", "gpu-1", "gpu-2") if device in str(cluster_claims(cluster, namespace)))
     free = "gpu-1" if held == "gpu-0" else "gpu-0"
     status, report, _ = commands.run("drain", "--gpu", free)
-    assert (status, report["holders"], report["detached"]) == (0, [], None), report
+    assert (status, report["items"], report["detached"]) == (0, [], None), report
     assert tainted(cluster) == {free}
     assert commands.run("drain", "--gpu", held, "--timeout", "0")[0] == 1
     assert tainted(cluster) == {held, free}

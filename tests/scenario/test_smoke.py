@@ -60,7 +60,7 @@ def of_runs(cluster: Cluster, namespace: str) -> list[str]:
 
 
 def outcomes(report: Any) -> dict[tuple[str, str, str], str]:
-    return {(item["node"], item["form"], item["name"]): item["status"] for item in report["tries"]}
+    return {(item["node"], item["form"], item["profile"]): item["status"] for item in report["items"]}
 
 
 def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smoke: Smoke) -> None:
@@ -76,7 +76,7 @@ def test_every_form_of_every_node_is_tried(cluster: Cluster, namespace: str, smo
         ("gpu-b", "shared", "TimeSlicing"): "ok",
     }
     assert (status, report["exitStatus"], report["left"]) == (0, 0, [])
-    assert all(item["seen"] for item in report["tries"])
+    assert all(item["seen"] for item in report["items"])
     assert of_runs(cluster, namespace) == []
 
 
@@ -88,7 +88,7 @@ def test_what_is_in_use_is_not_tried(
     pods.run("holder", template=template, on="gpu-b")
     status, report = smoke.run("--node", "gpu-b", "--kind", "gpu")
     assert status == 0
-    assert [(item["status"], item["message"]) for item in report["tries"]] == [
+    assert [(item["status"], item["message"]) for item in report["items"]] == [
         ("not tried", "its only GPU is allocated")
     ]
     label = {"nvidia.com/gpu.present": "true"}

@@ -4,13 +4,14 @@ from typing import Final
 
 EXAMPLES: Final = {
     "kubectl dra devices": """\
-  kubectl dra devices --node gpu-a            devices of the node and their claims
+  kubectl dra devices gpu-a                   devices of the node and their claims
+  kubectl dra devices -l pool=training -w     of labelled nodes, with changes until Ctrl-C
   kubectl dra devices -n team-a -o json       devices of a namespace's claims""",
     "kubectl dra topology": """\
   kubectl dra topology --node gpu-a           its GPUs with their links and claims
   kubectl dra topology -o json""",
     "kubectl dra claims": """\
-  kubectl dra claims --pending                unallocated claims of all namespaces
+  kubectl dra claims --pending -A             unallocated claims of all namespaces
   kubectl dra claims -n team-a --node gpu-a""",
     "kubectl dra capacity": """\
   kubectl dra capacity                        free, fragmented and stranded GPUs, and fitting claims
@@ -20,6 +21,9 @@ EXAMPLES: Final = {
   kubectl dra usage                           devices of all claims, from the exporters
   kubectl dra usage --by namespace -o csv
   kubectl dra usage -n team-a --prometheus http://localhost:9090 --window 7d""",
+    "kubectl dra top": """\
+  kubectl dra top -w                          claims of the namespace, until Ctrl-C
+  kubectl dra top nodes --sort-by memory""",
     "kubectl dra idle": """\
   kubectl dra idle                            in the exporters' window
   kubectl dra idle --idle-for 12h --prometheus http://localhost:9090 --window 7d""",

@@ -3,13 +3,16 @@ statuses: 0 done, 1 failed, 2 wrong usage or configuration (one sentence on stde
 closed the output."""
 
 import argparse
+import contextlib
+import difflib
 import importlib
 import os
+import re
 import signal
 import sys
 from collections.abc import Container, Mapping, Sequence
 from types import FrameType, ModuleType
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
 
@@ -34,6 +37,15 @@ SUBCOMMANDS: Final = {
     "version": ("dra_driver.core.command_line.version", "print the version"),
 }
 
+Subcommands = Mapping[str, tuple[str, str]]
+Groups = Mapping[str, Sequence[str]]
+"""Titles of the help, and the commands below each."""
+GROUPS: Final = {
+    "Processes": ("kubelet-plugin", "mps-host", "exporter", "controller"),
+    "Check this node": ("doctor", "state", "cleanup", "hardware-check", "policy", "conformance"),
+    "Try": ("sim", "version"),
+}
+
 # Optional top-level packages (pyproject.toml) -> the extra that installs them. A node image has the extra "node" only.
 # Packages of user commands belong to no extra.
 EXTRAS: Final = {
@@ -45,43 +57,73 @@ EXTRAS: Final = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
-    return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments)
+    return execute("dra-driver", ABOUT, SUBCOMMANDS, arguments, GROUPS)
 
 
-def execute(program: str, about: str, subcommands: Mapping[str, tuple[str, str]], arguments: list[str]) -> int:
+def execute(program: str, about: str, subcommands: Subcommands, arguments: list[str], groups: Groups) -> int:
     """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
+    arguments = _without_help_and_version(arguments)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:
-        parser, loaded = parser_of(program, about, subcommands, {wanted})
+        parser, loaded = parser_of(program, about, subcommands, {wanted}, groups)
+        if wanted is None and not set(arguments) - {"-h", "--help"}:
+            print(parser.format_help(), end="")
+            return 0
+        if wanted is not None and wanted not in subcommands:
+            near = difflib.get_close_matches(wanted, subcommands, 1)
+            hint = f"did you mean {near[0]!r}?" if near else f"see {program} --help"
+            parser.error(f"unknown command {wanted[:40]!r} for {program!r}; {hint}")
         args, unknown = parser.parse_known_args(arguments)
         if unknown:
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}; see {program} {args.command} --help")
+            parser.error(
+                f"unrecognized arguments: {' '.join(unknown)}{_near_option(loaded[args.command], unknown)}; see"
+                f" {program} {args.command} --help"
+            )
         status = int(loaded[args.command].run(args))
         sys.stdout.flush()
     except ConfigurationError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 2
+        return _failed(program, str(error), 2)
     except ForbiddenError as error:
         from dra_driver.core.request_rights import missing_right
 
-        print(f"{program}: {error}\n{program}: {missing_right(error)}", file=sys.stderr)
-        return 1
+        return _failed(program, f"{error}\n{program}: {missing_right(error)}", 1)
     except DraError as error:
-        print(f"{program}: {error}", file=sys.stderr)
-        return 1
+        return _failed(program, str(error), 1)
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
         if package not in EXTRAS:
             raise
-        print(f"{program}: {missing(str(wanted), str(error.name))}", file=sys.stderr)
-        return 1
+        return _failed(program, missing(str(wanted), str(error.name)), 1)
     except KeyboardInterrupt:
-        return 130
+        _leave_at_interrupt()
+        return INTERRUPTED
     except BrokenPipeError:
         # The reader has closed the output, as `head` does. Python would flush again at exit and print an error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     return status
+
+
+INTERRUPTED: Final = 130
+
+
+def _failed(program: str, message: str, status: int) -> int:
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
+        print(f"{program}: {message}", file=sys.stderr)
+    return status
+
+
+def _leave_at_interrupt() -> None:
+    """End without a traceback at an interrupt during the end of the process."""
+    signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))
+
+
+def _without_help_and_version(arguments: list[str]) -> list[str]:
+    """Replace ``help COMMAND`` and ``--version`` as kubectl and other programs have them."""
+    if arguments[:1] == ["help"]:
+        return [*arguments[1:], "--help"]
+    return ["version"] if arguments[:1] == ["--version"] else arguments
 
 
 class Parser(argparse.ArgumentParser):
@@ -91,7 +133,17 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, **settings: Any) -> None:
         super().__init__(**{"allow_abbrev": False, **settings})
 
+    overview: Groups | None = None
+
+    def error(self, message: str) -> NoReturn:
+        """Add the nearest choice to a message about an invalid one."""
+        found = re.search(r"invalid choice: '([^']*)' \(choose from (.*)\)", message)
+        near = difflib.get_close_matches(found[1], re.findall(r"[^', ]+", found[2]), 1) if found else ()
+        super().error(f"{message}; did you mean {near[0]!r}?" if near else message)
+
     def format_help(self) -> str:
+        if self.overview:
+            return self._overview(self.overview)
         from dra_driver.core.command_line.examples import with_examples
 
         epilog, formatter = self.epilog, self.formatter_class
@@ -100,6 +152,18 @@ class Parser(argparse.ArgumentParser):
             return super().format_help()
         finally:
             self.epilog, self.formatter_class = epilog, formatter
+
+    def _overview(self, groups: Groups) -> str:
+        """Return the commands in groups."""
+        (commands,) = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        about = {each.dest: each.help or "" for each in commands._choices_actions}
+        width = max(map(len, about))
+        grouped = (
+            "\n".join([f"{title}:", *(f"  {name:<{width}}  {about[name]}" for name in names)])
+            for title, names in groups.items()
+        )
+        usage = f"{self.prog} COMMAND --help shows the options and examples of a command."
+        return "\n\n".join([f"usage: {self.prog} COMMAND ...", str(self.description), *grouped, usage]) + "\n"
 
 
 class _Formatter(argparse.HelpFormatter):
@@ -112,10 +176,15 @@ class _Formatter(argparse.HelpFormatter):
 
 
 def parser_of(
-    program: str, about: str, subcommands: Mapping[str, tuple[str, str]], wanted: Container[str | None]
+    program: str,
+    about: str,
+    subcommands: Subcommands,
+    wanted: Container[str | None],
+    groups: Groups = {},  # noqa: B006 - never changed
 ) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
     """Return the program's parser and the modules of ``wanted``. Other subcommands have only a line of help."""
     parser = Parser(prog=program, description=about)
+    parser.overview = groups
     known = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     loaded = {}
     for name, (path, line) in subcommands.items():
@@ -126,6 +195,14 @@ def parser_of(
         description, epilog = (getattr(module, part, None) for part in ("DESCRIPTION", "EPILOG"))
         module.add_arguments(known.add_parser(name, help=line, description=description, epilog=epilog))
     return parser, loaded
+
+
+def _near_option(module: ModuleType, unknown: Sequence[str]) -> str:
+    parser = Parser()
+    module.add_arguments(parser)
+    option = next((each.partition("=")[0] for each in unknown if each.startswith("-")), "")
+    near = difflib.get_close_matches(option, parser._option_string_actions, 1)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def missing(command: str, module: str) -> str:

@@ -44,9 +44,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from dra_driver.core.document import to_wire
     from dra_driver.diagnose.doctor.node import examine
     from dra_driver.diagnose.doctor.node_view import HostView
-    from dra_driver.diagnose.doctor.report import render, to_wire
+    from dra_driver.diagnose.doctor.report import document_of, render
 
     logging.basicConfig(level=logging.CRITICAL, format="%(message)s", stream=sys.stderr)
     settings, places = load_settings(args)
@@ -54,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     view = HostView(settings=settings, host=args.host or settings.host_root, cri_socket=args.cri_socket)
     report = examine(settings.node_name, view, pods=pods, places=places)
     if args.output == "json":
-        print(json.dumps(to_wire(report)))
+        print(json.dumps(to_wire(document_of(report))))
     else:
         print(render(report, verbose=args.verbose), end="")
     return report.exit_status

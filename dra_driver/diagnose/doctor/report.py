@@ -7,6 +7,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.document import API_VERSION, JsonDocument
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import (
     Finding,
@@ -16,7 +17,6 @@ from dra_driver.core.finding import (
     by_layer,
     check_document,
     exit_status,
-    finding_to_wire,
     findings_from_wire,
     first_broken,
     next_steps,
@@ -26,7 +26,6 @@ from dra_driver.core.finding import (
 )
 from dra_driver.core.text import WIDTH, counted, cut, one_line, wrapped
 
-SCHEMA_VERSION: Final = 1
 KIND: Final = "DoctorReport"
 _MOST_SHOWN: Final = 12
 _KINDS: Final = {
@@ -74,25 +73,36 @@ def merged(target: str, reports: Sequence[DoctorReport]) -> DoctorReport:
     )
 
 
-def to_wire(report: DoctorReport) -> dict[str, object]:
-    first = report.first_broken
-    return {
-        "schemaVersion": SCHEMA_VERSION,
-        "kind": KIND,
-        "target": report.target,
-        "source": report.source,
-        "tookSeconds": round(report.took_s, 3),
-        "exitStatus": report.exit_status,
-        "firstBroken": finding_to_wire(first) if first is not None else None,
-        "findings": [finding_to_wire(finding) for finding in report.findings],
-    }
+class DoctorDocument(JsonDocument, frozen=True, kw_only=True, tag=KIND):
+    """The report of ``-o json``. ``first_broken`` is one of ``items``, which are in the order of the layers;
+    ``explanation`` is that of `kubectl dra explain` for a pod or claim."""
+
+    target: str
+    source: str = ""
+    took_s: float = 0.0
+    exit_status: int = 0
+    first_broken: Finding | None = None
+    items: Sequence[Finding]
+    explanation: JsonDocument | None = None
+
+
+def document_of(report: DoctorReport, explanation: JsonDocument | None = None) -> DoctorDocument:
+    return DoctorDocument(
+        target=report.target,
+        source=report.source,
+        took_s=round(report.took_s, 3),
+        exit_status=report.exit_status,
+        first_broken=report.first_broken,
+        items=report.findings,
+        explanation=explanation,
+    )
 
 
 def from_wire(wire: object, where: str) -> DoctorReport:
     """The report in a document of any shape. Raises ConfigurationError; ``where`` begins its message."""
-    document = check_document(wire, KIND, SCHEMA_VERSION, where)
+    document = check_document(wire, KIND, API_VERSION, where, version_key="apiVersion")
     took_s = document.get("tookSeconds")
-    findings = findings_from_wire(document.get("findings"), where)
+    findings = findings_from_wire(document.get("items"), where)
     if any(finding.layer is None for finding in findings):
         raise ConfigurationError(f"{where}: a finding has no layer")
     return DoctorReport(

@@ -1,7 +1,7 @@
 """Test whether pods on nodes get the devices that their claims were allocated: ``SmokeRun`` (``kubectl dra smoke``)."""
 
 from dra_driver.diagnose.smoke.planning import Fit
-from dra_driver.diagnose.smoke.report import FORMS, WORDS, SmokeOptions, SmokeReport, TryKind, TryResult, to_wire
+from dra_driver.diagnose.smoke.report import FORMS, WORDS, SmokeOptions, SmokeReport, TryKind, TryResult, document_of
 from dra_driver.diagnose.smoke.run import SmokeRun, clean_up
 
 __all__ = [
@@ -14,5 +14,5 @@ __all__ = [
     "TryKind",
     "TryResult",
     "clean_up",
-    "to_wire",
+    "document_of",
 ]

@@ -1,8 +1,7 @@
 """Options, kinds of devices, and the report of a smoke test, as values and as JSON. No I/O.
 
 The claims work with the classes of the chart (and of NVIDIA's driver). Whole and shared GPUs differ by the attribute
-``sharingStrategy``: ``device.allowMultipleAllocations`` does not compile if DRAConsumableCapacity is off. Fields of
-the JSON are never renamed or removed while ``schemaVersion`` stays the same.
+``sharingStrategy``: ``device.allowMultipleAllocations`` does not compile if DRAConsumableCapacity is off.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,6 +9,7 @@ from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.finding import Finding, Layer, Status, fail
 from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
 from dra_driver.kube.rights import NeededRight
@@ -143,9 +143,6 @@ def cleanup_rights(namespace: str) -> tuple[NeededRight, ...]:
     )
 
 
-SCHEMA_VERSION: Final = 1
-
-
 WORDS: Final = {Status.OK: "ok", Status.FAIL: "failed", Status.SKIPPED: "not tried"}
 """Words of a result by the status of its finding."""
 
@@ -214,33 +211,61 @@ class SmokeReport(Struct, kw_only=True):
         return f"{words}: {counted}" + (f"; {rest} not tried" if rest else "")
 
 
-def to_wire(report: SmokeReport) -> Wire:
-    return {
-        "schemaVersion": SCHEMA_VERSION,
-        "kind": "SmokeReport",
-        "run": report.run,
-        "namespace": report.namespace,
-        "summary": report.summary,
-        "interrupted": report.interrupted,
-        "exitStatus": report.exit_status,
-        "tries": [_try_to_wire(item) for item in report.tries],
-        "notes": list(report.notes),
-        "left": list(report.left),
-    }
+class SmokeTry(Struct, frozen=True, kw_only=True, rename=camel):
+    """The test of one kind of device on one node. ``seen`` and ``expected`` are devices; ``lines`` are of the log."""
+
+    node: str
+    form: str
+    profile: str
+    status: str
+    layer: str
+    message: str
+    fix: str
+    device: str
+    expected: Sequence[str]
+    seen: Sequence[str]
+    lines: Sequence[str]
+    took_s: float
 
 
-def _try_to_wire(item: TryResult) -> Wire:
-    return {
-        "node": item.node,
-        "form": item.kind.form if item.kind else "",
-        "name": item.kind.name if item.kind else "",
-        "status": WORDS[item.status],
-        "layer": item.finding.layer or "",
-        "message": item.finding.seen,
-        "do": item.finding.fix,
-        "device": item.device,
-        "expected": list(item.expected),
-        "seen": list(item.seen),
-        "lines": list(item.lines),
-        "seconds": round(item.seconds, 1),
-    }
+class SmokeDocument(JsonDocument, frozen=True, kw_only=True, tag="SmokeReport"):
+    """``left`` are objects that the command could not delete."""
+
+    run: str
+    namespace: str
+    summary: str
+    interrupted: bool
+    exit_status: int
+    items: Sequence[SmokeTry]
+    notes: Sequence[str]
+    left: Sequence[str]
+
+
+def document_of(report: SmokeReport) -> SmokeDocument:
+    return SmokeDocument(
+        run=report.run,
+        namespace=report.namespace,
+        summary=report.summary,
+        interrupted=report.interrupted,
+        exit_status=report.exit_status,
+        items=[_try(item) for item in report.tries],
+        notes=tuple(report.notes),
+        left=tuple(report.left),
+    )
+
+
+def _try(item: TryResult) -> SmokeTry:
+    return SmokeTry(
+        node=item.node,
+        form=item.kind.form if item.kind else "",
+        profile=item.kind.name if item.kind else "",
+        status=WORDS[item.status],
+        layer=item.finding.layer or "",
+        message=item.finding.seen,
+        fix=item.finding.fix,
+        device=item.device,
+        expected=tuple(item.expected),
+        seen=tuple(item.seen),
+        lines=tuple(item.lines),
+        took_s=round(item.seconds, 1),
+    )

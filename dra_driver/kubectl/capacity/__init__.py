@@ -1,32 +1,43 @@
 """Compute free capacity (`survey`), and list devices and claims (`devices_of`, `claims_of`, `topology_of`)."""
 
 from dra_driver.kubectl.capacity.holdings import (
+    MEMORY_KEY,
+    Amounts,
     ClaimDevice,
+    ClaimList,
     ClaimRow,
+    DeviceList,
     DeviceRow,
     Holder,
+    amounts_text,
     claims_of,
     devices_of,
     with_claim_gaps,
 )
 from dra_driver.kubectl.capacity.report import LEGEND, CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import Options, survey
-from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyRow, place_of, topology_of
+from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyList, TopologyRow, place_of, topology_of
 from dra_driver.kubectl.capacity.units import node_problem
 
 __all__ = [
     "LEGEND",
+    "MEMORY_KEY",
     "NOWHERE",
+    "Amounts",
     "CapacityReport",
     "ClaimDevice",
+    "ClaimList",
     "ClaimRow",
+    "DeviceList",
     "DeviceRow",
     "GpuPlace",
     "Holder",
     "ModelCapacity",
     "NodeCapacity",
     "Options",
+    "TopologyList",
     "TopologyRow",
+    "amounts_text",
     "claims_of",
     "devices_of",
     "node_problem",

@@ -5,6 +5,7 @@ marked, but does not reserve devices.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -12,7 +13,9 @@ from typing import Final
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.document import JsonDocument, camel
+from dra_driver.core.quantity import NANO, Quantity
+from dra_driver.core.text import gib
 from dra_driver.core.time import parse_time
 from dra_driver.kube.devices import (
     HeldClaim,
@@ -43,6 +46,9 @@ IN_USE: Final = "in use"
 SHARED: Final = "in shares"
 BLOCKED: Final = "blocked"
 UNKNOWN: Final = ""
+MEMORY_KEY: Final = "memoryBytes"
+Amounts = Mapping[str, int | float]
+"""Amounts of capacities by name; that of memory is `MEMORY_KEY`, in bytes."""
 
 
 def counters_left(slices: Iterable[Wire], allocated: Collection[DeviceKey]) -> Counters:
@@ -69,15 +75,32 @@ def state_of(device: Wire, pool: tuple[str, str], left: Counters, *, allocated: 
     return BLOCKED if any(left.get(key, 0) < value for key, value in _counters_of(device, *pool)) else FREE
 
 
-def remaining_capacity(device: Wire, consumed: Iterable[Mapping[str, str]]) -> dict[str, str]:
+def remaining_capacity(device: Wire, consumed: Iterable[Amounts]) -> Amounts:
     """Return the rest of each capacity of a device that allows several allocations."""
     shares = list(consumed)
     found = {}
     for name, capacity in (device.get("capacity") or {}).items():
-        total = amount(capacity["value"]).quantity
-        gone = sum(nano(share[name]) for share in shares if name in share)
-        found[name] = str(Quantity(max(0, total.nano - gone), total.format))
+        key, total = amount_key(name), amount(capacity["value"]).quantity.nano
+        found[key] = _number(max(0, total - sum(round(share[key] * NANO) for share in shares if key in share)))
     return found
+
+
+def amounts_of(capacity: Mapping[str, object]) -> Amounts:
+    """Return the amounts of Kubernetes' quantities, without invalid ones."""
+    found = {}
+    for name, value in capacity.items():
+        with suppress(ValueError):
+            found[amount_key(name)] = _number(Quantity.parse(str(value)).nano)
+    return found
+
+
+def amount_key(name: str) -> str:
+    """Return the key of a capacity's amount, with the unit: ``memoryBytes`` for ``memory``."""
+    return MEMORY_KEY if name == names.MEMORY else name
+
+
+def _number(value_nano: int) -> int | float:
+    return value_nano / NANO if value_nano % NANO else value_nano // NANO
 
 
 def _counters_of(device: Wire, driver: str, pool: str) -> Iterable[tuple[tuple[str, str, str, str], int]]:
@@ -91,7 +114,7 @@ PENDING: Final = "pending"
 DELETING: Final = "deleting"
 
 
-class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
+class Holder(Struct, frozen=True, kw_only=True, rename=camel):
     """A claim that has a device, or a share that consumes ``consumed``.
 
     ``pods`` are the pods for which it is reserved (other users as ``resource/name``).
@@ -102,10 +125,10 @@ class Holder(Struct, frozen=True, kw_only=True, rename="camel"):
     pods: Sequence[str]
     share: bool = False
     admin_access: bool = False
-    consumed: Mapping[str, str]
+    consumed: Amounts
 
 
-class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
+class DeviceRow(Struct, frozen=True, kw_only=True, rename=camel):
     """One device, which may be allocated and no longer ``published``. ``node`` is "" if it is not bound to one.
 
     ``holders`` is None when claims could not be read. Several claims can use a ``shared`` device; ``left`` is the rest
@@ -119,7 +142,7 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     type: str = ""
     product: str = ""
     profile: str = ""
-    memory: str = ""
+    memory_bytes: int | None = None
     taints: Sequence[str] = ()
     published: bool = False
     holders: Sequence[Holder] | None
@@ -127,10 +150,10 @@ class DeviceRow(Struct, frozen=True, kw_only=True, rename="camel"):
     shared: bool = False
     sharing: str = ""
     parent: str = ""
-    left: Mapping[str, str] = field(default_factory=dict)
+    left: Amounts = field(default_factory=dict)
 
 
-class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
+class ClaimDevice(Struct, frozen=True, kw_only=True, rename=camel):
     """A device of a claim; ``unhealthy`` are its health taints. ``published`` is None without slices."""
 
     request: str
@@ -139,24 +162,67 @@ class ClaimDevice(Struct, frozen=True, kw_only=True, rename="camel"):
     device: str
     node: str
     share_id: str = ""
-    consumed: Mapping[str, str] = field(default_factory=dict)
+    consumed: Amounts = field(default_factory=dict)
     admin_access: bool = False
     unhealthy: Sequence[str] = ()
     published: bool | None = None
 
 
-class ClaimRow(Struct, frozen=True, kw_only=True, rename="camel"):
+class RequestedDevices(Struct, frozen=True, kw_only=True, rename=camel):
+    """Devices of one class; ``count`` is None for all of them."""
+
+    device_class: str
+    count: int | None = 1
+    capacity: Amounts = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        """``2 x gpu.nvidia.com (memory 10.0 GiB)``."""
+        amounts = amounts_text(self.capacity)
+        count = "all" if self.count is None else f"{self.count} x"
+        return f"{count} {self.device_class}{f' ({amounts})' if amounts else ''}"
+
+
+class ClaimRequest(Struct, frozen=True, kw_only=True, rename=camel):
+    """One request: the first of ``alternatives`` that can be allocated."""
+
+    request: str
+    alternatives: Sequence[RequestedDevices]
+
+    def __str__(self) -> str:
+        """``gpu: 1 x gpu.nvidia.com or 2 x mig.nvidia.com``."""
+        return f"{self.request}: {' or '.join(map(str, self.alternatives)) or '?'}"
+
+
+class ClaimRow(Struct, frozen=True, kw_only=True, rename=camel):
     """One claim, ``pending``, ``allocated`` or ``deleting``. ``age_s`` is None when the creation time is unknown."""
 
     namespace: str
-    name: str
+    name: str = field(name="claim")
     state: str
     nodes: Sequence[str]
-    requests: Sequence[str]
+    requests: Sequence[ClaimRequest]
     devices: Sequence[ClaimDevice]
     pods: Sequence[str]
-    created: str
+    created: str = field(name="createdAt")
     age_s: int | None
+
+
+class ClaimList(JsonDocument, frozen=True, kw_only=True):
+    gaps: Sequence[str] = ()
+    items: Sequence[ClaimRow]
+
+
+class DeviceList(JsonDocument, frozen=True, kw_only=True):
+    gaps: Sequence[str] = ()
+    items: Sequence[DeviceRow]
+
+
+def amounts_text(amounts: Amounts) -> str:
+    """Return ``memory 50.0 GiB, computePercent 70``, memory first."""
+    names = sorted(amounts, key=lambda name: (name != MEMORY_KEY, name))
+    return ", ".join(
+        f"memory {gib(amounts[name])}" if name == MEMORY_KEY else f"{name} {amounts[name]}" for name in names
+    )
 
 
 class _Capacity(Struct, frozen=True, kw_only=True):
@@ -256,12 +322,12 @@ def _of_slice(
 ) -> Iterator[DeviceRow]:
     driver, pool = spec["driver"], spec["pool"]["name"]
     for device in spec.get("devices") or ():
-        memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value", "")
+        memory = ((device.get("capacity") or {}).get(names.MEMORY) or {}).get("value")
         holders = by_device.get((driver, pool, device["name"]), unheld)
         mine = [holder for holder in holders or () if not holder.admin_access]
         in_shares, shared = any(holder.share for holder in mine), bool(device.get("allowMultipleAllocations"))
         text = partial(attribute_shown, device.get("attributes"), driver)
-        rest: Mapping[str, str] = {}
+        rest: Amounts = {}
         state = UNKNOWN
         if holders is not None:
             state = state_of(device, (driver, pool), left, allocated=bool(mine), in_shares=in_shares)
@@ -274,7 +340,7 @@ def _of_slice(
             type=text(names.TYPE),
             product=text(names.PRODUCT_NAME),
             profile=text(names.PROFILE),
-            memory=str(memory),
+            memory_bytes=None if memory is None else amount(memory).quantity.as_int(),
             taints=tuple(f"{taint.get('key')}:{taint.get('effect')}" for taint in device.get("taints") or ()),
             published=True,
             holders=holders,
@@ -348,7 +414,7 @@ def _holders(claim: HeldClaim) -> list[tuple[HeldResult, Holder]]:
                 pods=users,
                 share=bool(result.share_id),
                 admin_access=bool(result.admin_access),
-                consumed={name: str(value) for name, value in result.consumed_capacity.items()},
+                consumed=amounts_of(result.consumed_capacity),
             ),
         )
         for result in claim.devices
@@ -365,14 +431,19 @@ def _node_of(claim: HeldClaim) -> str:
     return ""
 
 
-def _asked(request: _Request) -> str:
-    """Return ``gpu: 2 x gpu.nvidia.com (memory 10Gi)``; alternatives are joined with "or"."""
-    texts = []
-    for way in request.first_available or ([request.exactly] if request.exactly != _Way() else ()):
-        count = "all" if way.allocation_mode == "All" else f"{way.count or 1} x"
-        amounts = ", ".join(f"{name} {value}" for name, value in way.capacity.requests.items())
-        texts.append(f"{count} {way.device_class_name}{f' ({amounts})' if amounts else ''}")
-    return f"{request.name}: {' or '.join(texts) or '?'}"
+def _asked(request: _Request) -> ClaimRequest:
+    ways = request.first_available or ([request.exactly] if request.exactly != _Way() else ())
+    return ClaimRequest(
+        request=str(request.name),
+        alternatives=tuple(
+            RequestedDevices(
+                device_class=str(way.device_class_name),
+                count=None if way.allocation_mode == "All" else way.count if isinstance(way.count, int) else 1,
+                capacity=amounts_of(way.capacity.requests),
+            )
+            for way in ways
+        ),
+    )
 
 
 def _namespace(claim: HeldClaim) -> str:

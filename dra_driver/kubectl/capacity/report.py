@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.quantity import NANO, Quantity
 from dra_driver.kube.published import MEMORY
 from dra_driver.kubectl.capacity import units
@@ -27,7 +28,7 @@ LEGEND: Final = (
 """Printed by the command and the web UI below their tables."""
 
 
-class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
+class Gpus(Struct, frozen=True, kw_only=True, rename=camel):
     """GPUs (or other whole devices) of a model; ``total`` is the sum of the next four. Of ``used`` and ``fragmented``
     ones, ``held_unhealthy`` have an unhealthy device that a claim holds.
 
@@ -40,11 +41,11 @@ class Gpus(Struct, frozen=True, kw_only=True, rename="camel"):
     used: int = 0
     fragmented: int = 0
     unavailable: int = 0
-    reasons: Mapping[str, int] = field(default_factory=dict)
+    reasons: Mapping[str, int] = field(name="unavailableReasons", default_factory=dict)
     held_unhealthy: int = 0
 
 
-class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
+class Memory(Struct, frozen=True, kw_only=True, rename=camel):
     """Memory of all GPUs and free GPUs, and the rest of fragmented GPUs; 0 if unpublished."""
 
     total: int = 0
@@ -52,7 +53,7 @@ class Memory(Struct, frozen=True, kw_only=True, rename="camel"):
     fragmented: int = 0
 
 
-class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
+class RequestCapacity(Struct, frozen=True, kw_only=True, rename=camel):
     """One request. ``in_use`` counts allocated devices of its kind, and is None for several GPUs in one claim and for
     shares, whose devices other requests count. With ``at_least``, ``fits`` is a lower bound.
 
@@ -63,50 +64,50 @@ class RequestCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
 
     request: str
     profile: str = ""
-    share: str = ""
+    share_bytes: int | None = None
     count: int = 1
-    in_use: int | None = None
-    fits: int = 0
-    by_sum: int = 0
-    stranded: int = 0
+    in_use: int | None = field(name="inUseCount", default=None)
+    fits: int = field(name="fitCount", default=0)
+    by_sum: int = field(name="bySumCount", default=0)
+    stranded: int = field(name="strandedCount", default=0)
     at_least: bool = False
 
 
-class ModelCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
+class ModelCapacity(Struct, frozen=True, kw_only=True, rename=camel):
     """One model of one driver, on one node or in total."""
 
     driver: str
-    model: str
-    gpus: Gpus
+    model: str = field(name="product")
+    gpus: Gpus = field(name="gpuCount")
     memory_bytes: Memory
     requests: Sequence[RequestCapacity] = ()
 
 
-class NodeCapacity(Struct, frozen=True, kw_only=True, rename="camel"):
+class NodeCapacity(Struct, frozen=True, kw_only=True, rename=camel):
     """One node; ``node`` is "" for devices that several nodes reach. ``problem`` is why it takes no ordinary pods."""
 
     node: str
     problem: str
-    models: Sequence[ModelCapacity]
+    models: Sequence[ModelCapacity] = field(name="products")
 
 
-class StrandedShape(Struct, frozen=True, kw_only=True, rename="camel"):
+class StrandedShape(Struct, frozen=True, kw_only=True, rename=camel):
     driver: str
-    model: str
+    model: str = field(name="product")
     request: str
-    by_sum: int
-    why: str
+    by_sum: int = field(name="bySumCount")
+    why: str = field(name="reason")
 
 
-class CapacityReport(Struct, frozen=True, kw_only=True, rename="camel"):
-    """``notes`` are about devices that could not be counted, ``gaps`` about objects that could not be read."""
+class CapacityReport(JsonDocument, frozen=True, kw_only=True):
+    """Capacity of each product. ``notes`` are about uncounted devices, ``gaps`` about unread objects."""
 
     source: str = ""
     server_version: str = ""
     gaps: Sequence[str] = ()
     notes: Sequence[str] = ()
-    models: Sequence[ModelCapacity] = ()
-    stranded_shapes: Sequence[StrandedShape] = ()
+    models: Sequence[ModelCapacity] = field(name="items", default=())
+    stranded_shapes: Sequence[StrandedShape] = field(name="stranded", default=())
     nodes: Sequence[NodeCapacity] = ()
 
 
@@ -244,7 +245,7 @@ class Aggregate:
             RequestCapacity(
                 request=request.label,
                 profile=request.kind.profile,
-                share=request.share,
+                share_bytes=Quantity.parse(request.share).as_int() if request.share else None,
                 count=request.count,
                 in_use=line.in_use if request.count == 1 and not request.share else None,
                 fits=line.fits,

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.mig import parent_name
 from dra_driver.kube.devices import Wire, attribute_shown, attribute_text, newest_slices, pool_of
 from dra_driver.kube.published import names
@@ -53,7 +54,7 @@ def place_of(device: Wire, driver: str, shown: Callable[[Wire, str, str], str] =
     return place if place != NOWHERE else NOWHERE
 
 
-class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
+class TopologyRow(Struct, frozen=True, kw_only=True, rename=camel):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``linked`` are the devices of its NVLink ``island`` on the node, itself included. ``state`` is `FREE`, `IN_USE`,
@@ -74,6 +75,11 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename="camel"):
     clique: str
     state: str
     claims: Sequence[str]
+
+
+class TopologyList(JsonDocument, frozen=True, kw_only=True):
+    gaps: Sequence[str] = ()
+    items: Sequence[TopologyRow]
 
 
 def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:

@@ -5,14 +5,14 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from msgspec import to_builtins
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable, wrapped
 from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity, Options, survey
-from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, print_json, print_table, state_of
+from dra_driver.kubectl.commands.listing import WIDE, add_output, add_selector, print_document, print_table, print_text
+from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, on_selected_nodes, state_of
 from dra_driver.kubectl.explain import scheduler_for, with_defaults
 
 DESCRIPTION: Final = """\
@@ -29,11 +29,14 @@ rules.
 """
 _FIELDS: Final = ("nodes", "claims", "slices", "taint_rules")
 _MAX_ROWS: Final = 30
+_NARROW: Final = 5
+"""Number of the next that a table without -o wide has."""
 _GPUS: Final = ("GPUS", "FREE", "USED", "FRAGMENTED", "UNAVAILABLE", "MEMORY FREE", "IN FRAGMENTS")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", help="only this node")
+    add_selector(parser, "nodes")
     parser.add_argument("--by-node", action="store_true", help="one line per node; equal nodes share a line")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument(
@@ -49,24 +52,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="scheduler feature gates that differ from its version's defaults",
     )
     parser.add_argument("--totals", action="store_true", help="with -o json: omit nodes")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
-    add_source(parser, namespace_help="")
+    add_output(parser, WIDE, "json", "yaml")
+    add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
-    state = with_defaults(state_of(args, only=_FIELDS))
+    state = with_defaults(on_selected_nodes(args, state_of(args, only=_FIELDS)))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
     scheduler = scheduler_for(state, args.feature_gates)
     options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     with Progress("counting fitting claims"):
         report = survey(state, options, driver=args.driver, node=args.node or "")
-    if args.output == "json":
-        print_json("CapacityReport", to_builtins(replace(report, nodes=()) if args.totals else report))
-        return 0
     unknown = not report.models and is_unread(state, "resourceslices")
-    _print(report, by_node=args.by_node, unknown=unknown)
+    if args.output in ("json", "yaml"):
+        print_document(args.output, replace(report, nodes=()) if args.totals else report)
+    else:
+        _print(report, by_node=args.by_node, unknown=unknown, full=args.output == WIDE)
     return 1 if unknown else 0
 
 
@@ -80,24 +83,26 @@ def _share(text: str) -> str:
     return text
 
 
-def _print(report: CapacityReport, *, by_node: bool, unknown: bool) -> None:
+def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
     if not report.models:
-        print("Cannot read the published devices." if unknown else "No devices are published.")
+        print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
         return
-    print_table(("MODEL", *_GPUS), [(model.model, *_gpus(model)) for model in report.models])
+    gpus = _GPUS if full else _GPUS[:_NARROW]
+    rows = [(model.model, *_gpus(model)[: len(gpus)]) for model in report.models]
+    print_table(("PRODUCT", *gpus), rows, full=full)
     print()
-    headings = ("MODEL", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
-    print_table(headings, [row for model in report.models for row in _requests(model)])
-    print(*wrapped(LEGEND), sep="\n")
+    headings = ("PRODUCT", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
+    print_table(headings, [row for model in report.models for row in _requests(model)], full=full)
+    print_text("\n".join(wrapped(LEGEND)))
     if report.stranded_shapes:
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
-            print(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
+            print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
     if by_node:
         print()
-        print_table(("NODE", "MODEL", *_GPUS, "FITS"), _nodes(report.nodes))
+        print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)
 
 
 def _gpus(model: ModelCapacity) -> Sequence[str]:
@@ -119,13 +124,14 @@ def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
 
 
-def _nodes(nodes: Sequence[NodeCapacity]) -> list[Sequence[str]]:
-    """Return a row per node and model; nodes with equal values share a row."""
+def _nodes(nodes: Sequence[NodeCapacity], columns: int) -> list[Sequence[str]]:
+    """Return a row per node and product with so many counts; nodes with equal values share a row."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
         for model in node.models:
             fits = ", ".join(f"{item.fits} x {item.request.removeprefix('1 ')}" for item in model.requests if item.fits)
-            groups.setdefault((model.model, *_gpus(model), fits or "-"), []).append(node.node or "(any node)")
+            row = (model.model, *_gpus(model)[:columns], fits or "-")
+            groups.setdefault(row, []).append(node.node or "(any node)")
     rows = [(f"{names[0]} (+{len(names) - 1} equal)" if names[1:] else names[0], *row) for row, names in groups.items()]
     more = f"... {len(rows) - _MAX_ROWS} more rows: use -o json for all, --node for one"
-    return [*rows[:_MAX_ROWS], *([(more, *"-" * (len(_GPUS) + 2))] if len(rows) > _MAX_ROWS else [])]
+    return [*rows[:_MAX_ROWS], *([(more, *"-" * (columns + 2))] if len(rows) > _MAX_ROWS else [])]

@@ -4,10 +4,16 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
+from dra_driver.core.command_line.table import TableColumn
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths
+from dra_driver.kube.label_selector import selects
 from dra_driver.kube.published.device_classes import ClassPlan, offers, plan, users
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, print_table
+from dra_driver.kubectl.commands.listing import Listed, add_output, add_selector, print_list
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
@@ -22,13 +28,37 @@ selector, and pods can request nvidia.com/mig-1g.10gb as with the device plugin.
 
 Only classes with the label app.kubernetes.io/managed-by=dra-driver-classes are changed.
 """
-_HEADINGS: Final = ("CLASS", "EXTENDED RESOURCE", "DEVICES", "STATE", "WHY")
+
+
+class ClassRow(Struct, frozen=True, kw_only=True, rename=camel):
+    """One DeviceClass. ``state`` is missing, present, changed, foreign, taken or unused."""
+
+    device_class: str
+    extended_resource: str
+    device_count: int
+    state: str
+    reason: str
+
+
+class ClassList(JsonDocument, frozen=True, kw_only=True):
+    items: Sequence[ClassRow]
+
+
+COLUMNS: Final = (
+    TableColumn[ClassRow]("CLASS", lambda row: row.device_class),
+    TableColumn[ClassRow]("EXTENDED RESOURCE", lambda row: row.extended_resource),
+    TableColumn[ClassRow]("DEVICES", lambda row: str(row.device_count)),
+    TableColumn[ClassRow]("STATE", lambda row: row.state),
+    TableColumn[ClassRow]("WHY", lambda row: row.reason, wide=True),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("list", "apply", "prune"))
     parser.add_argument("--dry-run", action="store_true", help="print the changes without writing them")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
+    add_selector(parser, "classes")
+    add_output(parser, "wide", "name", "json", "yaml")
     add_kubeconfig(parser)
 
 
@@ -40,18 +70,37 @@ def run(args: argparse.Namespace) -> int:
     plans = plan(offered, rest.list(paths.device_classes())["items"], args.driver)
     if args.action != "list":
         return (_apply if args.action == "apply" else _prune)(rest, plans, args.dry_run)
-    rows = [(each.name, each.extended_resource, str(each.devices), each.state, each.reason) for each in plans]
-    print_table(_HEADINGS, rows)
-    return 0
+    rows = [
+        _row(each) for each in plans if not args.selector or (each.present and selects(args.selector, each.present))
+    ]
+    return print_list(
+        args,
+        lambda: Listed(
+            document=ClassList(items=rows),
+            rows=rows,
+            columns=COLUMNS,
+            name=lambda row: f"deviceclass.resource.k8s.io/{row.device_class}",
+            noun="classes of published devices",
+        ),
+    )
+
+
+def _row(each: ClassPlan) -> ClassRow:
+    return ClassRow(
+        device_class=each.name,
+        extended_resource=each.extended_resource,
+        device_count=each.devices,
+        state=each.state,
+        reason=each.reason,
+    )
 
 
 def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     for each in plans:
         if each.state not in {"missing", "changed"}:
-            undone += each.state in {"foreign", "taken"}
-            if each.reason and each.state != "unused":
-                print(f"{each.name}: unchanged: {each.reason}")
+            if each.state != "unused":
+                print(f"{each.name}: unchanged{f': {each.reason}' if each.reason else ''}")
             continue
         wanted = each.wanted or {}
         try:
@@ -83,7 +132,6 @@ def _prune(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int
         named_by = users(each.name, claims, templates)
         metadata = (each.present or {})["metadata"]
         if named_by:
-            undone += 1
             print(
                 f"{each.name}: kept: {named_by[0]} names it{f', and {len(named_by) - 1} more' if named_by[1:] else ''}"
             )

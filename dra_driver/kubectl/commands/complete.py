@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from msgspec import Struct
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from dra_driver.core.command_line.main import parser_of
 from dra_driver.core.telemetry import logs
@@ -58,6 +58,8 @@ class AskedCluster(Struct, frozen=True, kw_only=True):
     namespace: str = ""
     kubeconfig: str = ""
     context: str = ""
+    typed: str = ""
+    """The type before a name, as in ``pod train``."""
 
     def after(self, option: argparse.Action, value: str) -> "AskedCluster":
         return replace(self, **{option.dest: value}) if option.dest in ("namespace", "kubeconfig", "context") else self
@@ -67,7 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the candidates, none after any error: a shell must not show a traceback at a prompt."""
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
-        found, directive = candidates(words, lambda kind, at: names_in_cluster(kind, **asdict(at)))
+        found, directive = candidates(
+            words, lambda kind, at: names_in_cluster(kind, at.namespace, at.kubeconfig, at.context)
+        )
     except (Exception, SystemExit):  # noqa: BLE001 - see above
         found, directive = [], NO_FILES
     for name, about in found:
@@ -117,6 +121,8 @@ def _walk(
                 positionals = _positionals(parser)
             elif action.nargs not in ("*", "+"):
                 positionals = positionals[1:]
+            elif word in _kinds(action):
+                cluster = replace(cluster, typed=word)
     return parser, positionals[0] if positionals else None, waiting, cluster
 
 
@@ -147,8 +153,7 @@ def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCl
     metavar = action.metavar if isinstance(action.metavar, str) else ""
     if metavar in _FILES:
         return [], FILES
-    kinds = [part.strip().partition("/")[0] for part in metavar.split("|") if part.strip().endswith("/NAME")]
-    if kinds:
+    if kinds := _kinds(action):
         return _objects(kinds, prefix, names, cluster)
     kind = {"namespace": "namespace", "node": "node", "nodes": "node", "context": "context"}.get(action.dest, "")
     if not kind and metavar == "NODE":
@@ -156,8 +161,15 @@ def _values(action: argparse.Action, prefix: str, names: Names, cluster: AskedCl
     return _beginning(prefix, ((name, "") for name in names(kind, cluster))) if kind else [], NO_FILES
 
 
+def _kinds(action: argparse.Action) -> Sequence[str]:
+    """Return the kinds of `source.add_targets` whose names can be listed."""
+    return [kind for kind in getattr(action, "kinds", ()) if kind in ("node", "pod", "claim")]
+
+
 def _objects(kinds: Sequence[str], prefix: str, names: Names, cluster: AskedCluster) -> Candidates:
-    """Complete ``pod/NAME``: the kinds, and after one of them its objects."""
+    """Complete ``pod/NAME``: the kinds, and after one of them its objects; and ``pod NAME``."""
+    if cluster.typed:
+        return _beginning(prefix, ((name, "") for name in names(cluster.typed, replace(cluster, typed="")))), NO_FILES
     kind, slash, _ = prefix.partition("/")
     if not slash:
         return _beginning(prefix, ((f"{each}/", "") for each in kinds)), NO_SPACE_NO_FILES

@@ -1,9 +1,9 @@
 """``kubectl dra doctor``: find the first failing layer between a GPU and a container."""
 
 import argparse
-import json
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
@@ -11,23 +11,32 @@ from msgspec.structs import replace
 from dra_driver.core.command_line.main import interrupt_once
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, namespace_of, split_target, wants_colour
+from dra_driver.kubectl.commands.listing import add_output, duration, print_document, print_text
+from dra_driver.kubectl.commands.source import (
+    add_kubeconfig,
+    add_targets,
+    kubeconfig_of,
+    namespace_of,
+    targets_of,
+    wants_colour,
+)
 
 if TYPE_CHECKING:
     from dra_driver.core.finding import Finding
     from dra_driver.diagnose.doctor.cluster import DoctorScope
     from dra_driver.diagnose.doctor.facts import ClusterFacts
     from dra_driver.diagnose.doctor.report import DoctorReport
+    from dra_driver.kubectl.explain import Explanation
 
 DESCRIPTION: Final = """\
 Find the first failing layer between a GPU and a container, with observation, expectation and next step. Only reads API
 objects, unless --on-node runs a pod. Missing permissions are reported, and do not stop the checks.
 
   kubectl dra doctor                            the cluster
-  kubectl dra doctor node/gpu-a                 one node and the cluster-wide checks
-  kubectl dra doctor node/gpu-a --on-node       also check driver and runtime from a pod on the node
-  kubectl dra doctor pod/train -n team-a        a pod: its claims, its node, and `explain`
-  kubectl dra doctor claim/shared -o json
+  kubectl dra doctor node gpu-a                 one node and the cluster-wide checks
+  kubectl dra doctor node gpu-a --on-node       also check driver and runtime from a pod on the node
+  kubectl dra doctor pod train -n team-a        a pod: its claims, its node, and `explain`
+  kubectl dra doctor claim shared -o json
   kubectl dra doctor --snapshot bundle.tar.gz
 """
 EPILOG: Final = """\
@@ -38,17 +47,21 @@ _ONE_QUESTION_S: Final = 15.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", metavar="node/NAME | pod/NAME | claim/NAME", help="default: the cluster")
+    add_targets(parser, "node", "pod", "claim", about="default: the cluster")
     parser.add_argument(
         "-n",
         "--namespace",
         metavar="NAME",
         help="of the pod or claim (default: the namespace of the context)",
     )
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_output(parser, "json", "yaml", default="text")
     parser.add_argument("-v", "--verbose", action="store_true", help="show passed checks and complete lists")
     parser.add_argument(
-        "--timeout", type=float, default=30.0, metavar="SECONDS", help="limit for all API requests (default: 30)"
+        "--timeout",
+        type=partial(duration, most_s=MOST_TIMEOUT_S),
+        default="30s",
+        metavar="DURATION",
+        help="limit for all API requests (default: 30s)",
     )
     add_driver_namespace(parser)
     group = parser.add_argument_group(
@@ -76,11 +89,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from dra_driver.core.finding import by_layer, coloured
     from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
-    from dra_driver.diagnose.doctor.report import merged, render, to_wire
+    from dra_driver.diagnose.doctor.report import document_of, merged, render
 
     namespace, scope = namespace_of(args), DoctorScope()
     if args.target:
-        kind, name = split_target(args.target, "node", "pod", "claim")
+        (kind, name), *more = targets_of(args.target, "node", "pod", "claim")
+        if more:
+            raise ConfigurationError(f"expected one object, got {len(more) + 1}")
         scope = DoctorScope(kind=kind, namespace="" if kind == "node" else namespace, name=name)
     if args.on_node and (args.snapshot or scope.kind not in ("node", "pod")):
         raise ConfigurationError("--on-node needs a cluster and node/NAME or pod/NAME")
@@ -91,20 +106,17 @@ def run(args: argparse.Namespace) -> int:
         report = merged(report.target, [report, report_of_node(args, scope)])
     if explained is not None:
         report = replace(report, findings=by_layer((*report.findings, explained[0])))
-    if args.output == "json":
-        explanation = {"explanation": explained[2]} if explained is not None else {}
-        print(json.dumps({**to_wire(report), **explanation}, indent=2, ensure_ascii=False))
+    if args.output != "text":
+        print_document(args.output, document_of(report, explained[2] if explained is not None else None))
         return report.exit_status
-    print(render(report, *([coloured] if wants_colour() else []), verbose=args.verbose), end="")
+    print_text(render(report, *([coloured] if wants_colour() else []), verbose=args.verbose))
     if explained is not None and explained[1]:
-        print(f"\n{explained[1]}", end="")
+        print_text(f"\n{explained[1]}")
     return report.exit_status
 
 
 def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":
     """Return the selected facts, and the seconds of reading. Raises ConfigurationError."""
-    if not 1 <= args.timeout <= MOST_TIMEOUT_S:
-        raise ConfigurationError(f"--timeout {args.timeout:g}: expected 1 to {MOST_TIMEOUT_S:.0f} seconds")
     if args.snapshot:
         from dra_driver.diagnose.doctor import bundle
         from dra_driver.diagnose.doctor.facts import facts_of_state
@@ -131,10 +143,10 @@ def facts_of(args: argparse.Namespace) -> "tuple[ClusterFacts, float]":
     return found, time.monotonic() - began
 
 
-def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, str, dict[str, object]] | None":
+def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, str, Explanation] | None":
     """Return the answer of `explain` as a finding, text and JSON; None without pods or claims in the facts."""
     from dra_driver.core.finding import Finding, Layer, Status
-    from dra_driver.kubectl.explain import claim_subject, explain, pod_subject, render, scheduler_for, to_wire
+    from dra_driver.kubectl.explain import claim_subject, explain, pod_subject, render, scheduler_for
 
     if not facts.knows("pods" if scope.kind == "pod" else "claims"):
         return None
@@ -155,7 +167,7 @@ def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, s
         expected="" if good else "healthy devices that the scheduler can allocate",
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} lists the devices.",
     )
-    return finding, render(answer), to_wire(answer)
+    return finding, render(answer), answer
 
 
 def add_driver_namespace(parser: argparse.ArgumentParser) -> None:

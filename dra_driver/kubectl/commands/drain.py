@@ -1,15 +1,16 @@
 """``kubectl dra drain NODE``: free GPUs of a node for maintenance."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import printable
+from dra_driver.kubectl.commands.listing import add_output, duration, print_document
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
-from dra_driver.kubectl.drain import DrainOptions, DrainReport, drain, state_left, to_wire, wait_at_most
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, document_of, drain, state_left, wait_at_most
 
 DESCRIPTION: Final = """\
 Free a node's GPUs for a driver upgrade, a reset or a reboot:
@@ -23,7 +24,6 @@ Free a node's GPUs for a driver upgrade, a reset or a reboot:
 The node is not cordoned: other pods keep running. The command can be interrupted and repeated.
 """
 DEFAULT_DRIVER: Final = "gpu.nvidia.com"
-_UNITS: Final = {"s": 1.0, "m": 60.0, "h": 3600.0}
 _LONGEST_S: Final = 7 * 86_400.0
 
 
@@ -41,12 +41,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
-    parser.add_argument(
-        "--timeout", metavar="TIME", default="10m", help="total time limit: 90s, 10m, 2h (default: 10m)"
-    )
+    add_timeout(parser, "10m")
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_output(parser, "json", "yaml", default="text")
     add_kubeconfig(parser)
+
+
+def add_timeout(parser: argparse.ArgumentParser, default: str) -> None:
+    parser.add_argument(
+        "--timeout",
+        type=partial(duration, least_s=0, most_s=_LONGEST_S),
+        metavar="DURATION",
+        default=default,
+        help=f"total time limit (default: {default})",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -56,13 +64,13 @@ def run(args: argparse.Namespace) -> int:
         node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force, detach=args.detach
     )
     report = DrainReport(command="drain", node=args.node, driver=args.driver)
-    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
+    api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: drain(api, options, report, limit, say_for(args)))
 
 
 def say_for(args: argparse.Namespace) -> Callable[[str], None]:
     """Return a function that prints steps immediately; with JSON to stderr."""
-    stream = sys.stderr if args.output == "json" else sys.stdout
+    stream = sys.stdout if args.output == "text" else sys.stderr
 
     def say(text: str) -> None:
         print(printable(text), file=stream, flush=True)
@@ -83,24 +91,11 @@ def finish(args: argparse.Namespace, report: DrainReport, work: Callable[[], Non
         report.result, report.message, status = "interrupted", "interrupted", 130
     if status:
         report.next_steps = tuple(state_left(report))
-    if args.output == "json":
-        print(json.dumps(to_wire(report), indent=2))
+    if args.output != "text":
+        print_document(args.output, document_of(report))
     say = say_for(args)
     if report.message:
         print(f"kubectl dra {report.command}: {report.message}", file=sys.stderr)
     for step in report.next_steps:
         say(f"next: {step}" if not status else f"state: {step}")
     return status
-
-
-def seconds(text: str) -> float:
-    """Return the seconds of ``90s``, ``10m``, ``2h`` or a plain number. Raises ConfigurationError."""
-    unit = _UNITS.get(text[-1:], 1.0)
-    number = text[:-1] if text[-1:] in _UNITS else text
-    try:
-        found = float(number) * unit
-    except ValueError:
-        found = -1.0
-    if not 0 <= found <= _LONGEST_S:
-        raise ConfigurationError(f"--timeout {text[:40]}: expected a time such as 90s, 10m or 2h, at most 7 days")
-    return found

@@ -1,39 +1,45 @@
-"""``kubectl dra explain``: explain why a pod or claim waits, or whether a manifest would fit.
+"""``kubectl dra explain``: explain why pods, a workload or a claim wait, or whether a manifest would fit.
 
 Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 """
 
 import argparse
-import json
-from collections.abc import Sequence
-from typing import Final
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import coloured
-from dra_driver.kube.state import with_objects
+from dra_driver.core.text import printable
+from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
 from dra_driver.kubectl import explain
 from dra_driver.kubectl.commands import source
+from dra_driver.kubectl.commands.listing import add_output, add_selector, print_document, print_text, scope_of, selected
 from dra_driver.kubectl.commands.source import Progress, namespace_of, state_of
-from dra_driver.kubectl.explain import Explanation, scheduler_for
+from dra_driver.kubectl.explain import Explanation, ExplanationList, scheduler_for
 
 DESCRIPTION: Final = """\
-Explain by the scheduler's rules why a pod or claim has no devices: the verdict, the rejected devices of each request,
-and the nearest miss.
+Explain by the scheduler's rules why a pod, the pods of a workload, or a claim have no devices: the verdict, the
+rejected devices of each request, and the nearest miss. Without a name: all waiting pods of the namespace, by cause.
 
-  kubectl dra explain pod/train
-  kubectl dra explain claim/shared -n team-a --node node-7
+  kubectl dra explain pod train
+  kubectl dra explain claim shared -n team-a --node node-7
+  kubectl dra explain deployment serving                     equal pods once
+  kubectl dra explain -A                                     all waiting pods, by cause
   kubectl dra explain -f pod.yaml                            before applying it
-  kubectl dra explain pod/train --cluster-state cluster.json
+  kubectl dra explain pod train --cluster-state cluster.json
 """
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
 
 
+_KINDS: Final = ("pod", "claim", *source.OWNERS)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("target", nargs="?", metavar="pod/NAME | claim/NAME", help="object to explain")
+    source.add_targets(parser, *_KINDS, about="a plain name is a pod")
     parser.add_argument(
         "-f",
         "--filename",
@@ -42,35 +48,81 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain these manifests before they are applied",
     )
     parser.add_argument("--node", default="", metavar="NAME", help="also list every device of this node")
-    parser.add_argument("-o", "--output", choices=("text", "json", "yaml"), default="text", help="default: text")
     parser.add_argument(
         "--feature-gates",
         default="",
         metavar="A=true,B=false",
         help="scheduler feature gates that differ from its version's defaults",
     )
+    parser.add_argument("-n", "--namespace", metavar="NAME", help="default: the namespace of the context")
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="waiting pods of all namespaces")
+    add_selector(parser, "waiting pods")
+    add_output(parser, "json", "yaml", default="text")
     source.add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    if bool(args.target) == bool(args.filename):
-        raise ConfigurationError("expected either pod/NAME or claim/NAME, or manifests with -f")
+    if args.target and args.filename:
+        raise ConfigurationError("expected names, or manifests with -f, not both")
+    if args.target and (args.all_namespaces or args.selector):
+        raise ConfigurationError("-A and -l: only without names")
+    if not args.target and not args.filename:
+        return _explain_waiting(args)
     with Progress("") as progress:
-        reports = _of_manifests(args, progress) if args.filename else [_of_target(args, progress)]
+        reports = _of_manifests(args, progress) if args.filename else _of_targets(args, progress)
     if args.output == "text":
         _print_text(reports)
     else:
-        _print_data(reports, args.output)
+        print_document(args.output, reports[0] if len(reports) == 1 else ExplanationList(items=reports))
     return 0 if all(report.verdict.answer.is_good for report in reports) else 1
 
 
-def _of_target(args: argparse.Namespace, progress: Progress) -> Explanation:
-    kind, name = source.split_target(args.target, "pod", "claim", default="pod")
+def _explain_waiting(args: argparse.Namespace) -> int:
+    """Explain all waiting pods; return 1 if there is one, or if pods cannot be read."""
+    namespace = scope_of(args)
+    with Progress("") as progress:
+        state = state_of(args, namespace=namespace)
+        progress.say(_EXPLAINING)
+        chosen = replace(state, pods=selected(args.selector, state.pods))
+        scheduler = scheduler_for(state, args.feature_gates)
+        found = explain.waiting_list(
+            explain.waiting_groups(chosen, namespace),
+            _explainer(args, state, scheduler),
+            explain.gaps_that_matter(state, None),
+        )
+    if args.output != "text":
+        print_document(args.output, found)
+    elif found.items:
+        print_text(explain.render_waiting(found, *([coloured] if source.wants_colour() else [])))
+    elif not source.is_unread(state, "pods"):
+        place = f" in {printable(namespace)} namespace" if namespace else ""
+        print(f"No pods waiting for devices found{place}.", file=sys.stderr)
+    for gap in found.gaps if args.output == "text" else ():
+        print(f"not read: {printable(gap)}", file=sys.stderr)
+    return 1 if found.items or source.is_unread(state, "pods") else 0
+
+
+def _explainer(
+    args: argparse.Namespace, state: ClusterState, scheduler: explain.SchedulerModel
+) -> Callable[[Mapping[str, Any]], Explanation]:
+    return lambda pod: explain.explain(state, explain.subject_of(state, pod), node=args.node, scheduler=scheduler)
+
+
+def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
+    targets = source.targets_of(args.target, *_KINDS, default="pod")
     namespace = namespace_of(args)
     state = state_of(args, namespace=namespace)
     progress.say(_EXPLAINING)
-    subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
-    return explain.explain(state, subject, node=args.node, scheduler=scheduler_for(state, args.feature_gates))
+    scheduler = scheduler_for(state, args.feature_gates)
+    reports: list[Explanation] = []
+    for kind, name in targets:
+        if kind in source.OWNERS:
+            groups = explain.owner_groups(state, kind, name, namespace)
+            reports += explain.explain_groups(groups, _explainer(args, state, scheduler))
+            continue
+        subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
+        reports.append(explain.explain(state, subject, node=args.node, scheduler=scheduler))
+    return reports
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
@@ -104,13 +156,4 @@ def _print_text(reports: Sequence[Explanation]) -> None:
         short = len(reports) > 1 and report.verdict.answer is explain.Answer.FITS and report.node is None
         cut = replace(report, nodes=()) if short else report
         shown.append(explain.render(cut, coloured) if colour else explain.render(cut))
-    print("\n".join(shown), end="")
-
-
-def _print_data(reports: Sequence[Explanation], form: str) -> None:
-    found = [explain.to_wire(report) for report in reports]
-    data: object = found[0] if len(found) == 1 else {"schemaVersion": 1, "kind": "ExplanationList", "items": found}
-    if form == "json":
-        print(json.dumps(data, indent=2, ensure_ascii=False))
-        return
-    print(yaml_text.dump(data, width=118), end="")
+    print_text("\n".join(shown))

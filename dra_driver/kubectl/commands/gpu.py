@@ -5,7 +5,8 @@ from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu_operation import Operation
-from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, finish, say_for, seconds
+from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, add_timeout, finish, say_for
+from dra_driver.kubectl.commands.listing import add_output
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, wait_at_most
 
@@ -30,11 +31,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("mode", nargs="?", choices=("on", "off"), help="with mig-mode: the wanted mode")
     parser.add_argument("--evict", action="store_true", help="evict the pods that use this GPU")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
-    parser.add_argument(
-        "--timeout", metavar="TIME", default="15m", help="total time limit: 90s, 10m, 2h (default: 15m)"
-    )
+    add_timeout(parser, "15m")
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_output(parser, "json", "yaml", default="text")
     add_kubeconfig(parser)
 
 
@@ -51,5 +50,5 @@ def run(args: argparse.Namespace) -> int:
         node=node, gpu=gpu, driver=args.driver, operation=operation, evict=args.evict, force=args.force
     )
     report = DrainReport(command="gpu", node=node, driver=args.driver)
-    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
+    api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: operate(api, options, report, limit, say_for(args)))

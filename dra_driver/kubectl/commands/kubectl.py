@@ -31,12 +31,19 @@ SUBCOMMANDS: Final = {
     "gpu": (f"{_HERE}.gpu", "switch a GPU's MIG mode, or reset it"),
     "smoke": (f"{_HERE}.smoke", "test each kind of device with a pod"),
     "hardware-check": (f"{_HERE}.node_hardware_check", "compare a node's GPUs with the driver's assumptions"),
+    "top": (f"{_HERE}.top", "show the devices in use now, the busiest first"),
     "version": ("dra_driver.core.command_line.version", "print the version"),
+}
+GROUPS: Final = {
+    "Look": ("devices", "claims", "usage", "top", "idle", "quota", "capacity", "topology", "ui"),
+    "Explain": ("explain", "doctor", "lint", "policy", "snapshot", "support-bundle"),
+    "Act": ("drain", "undrain", "gpu", "classes", "migrate", "smoke", "hardware-check"),
+    "Try (`dra-driver sim up` runs a cluster with simulated GPUs on this machine)": ("version",),
 }
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return execute("kubectl dra", ABOUT, SUBCOMMANDS, list(sys.argv[1:] if argv is None else argv))
+    return execute("kubectl dra", ABOUT, SUBCOMMANDS, list(sys.argv[1:] if argv is None else argv), GROUPS)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """``kubectl dra lint``: check manifests before they are applied, or the objects of a cluster."""
 
 import argparse
-import os
 import sys
 from collections.abc import Iterable
 from typing import Final
@@ -10,9 +9,17 @@ from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl import lint
-from dra_driver.kubectl.commands.source import add_kubeconfig, kubeconfig_of, live_state, state_in_file, tell_gaps
+from dra_driver.kubectl.commands.listing import add_output, print_document, print_text
+from dra_driver.kubectl.commands.source import (
+    add_kubeconfig,
+    kubeconfig_of,
+    live_state,
+    state_in_file,
+    tell_gaps,
+    wants_colour,
+)
 from dra_driver.kubectl.lint import ManifestSource
-from dra_driver.kubectl.lint.finding import LintReport, as_github, as_json, as_sarif, as_text
+from dra_driver.kubectl.lint.finding import LintReport, as_github, as_sarif, as_text, document_of
 
 DESCRIPTION: Final = """\
 Check DeviceClasses, ResourceClaims, ResourceClaimTemplates and the pods that use them: in files, or without PATH in the
@@ -31,10 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_kubeconfig(parser)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
-    parser.add_argument(
-        "-o", "--output", choices=("text", "json", "github", "sarif"), default="text",
-        help="default: text; github: annotations for CI; sarif: SARIF 2.1.0",
-    )  # fmt: skip
+    add_output(parser, "json", "yaml", "github", "sarif", default="text")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -45,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
     report = lint.lint(sources, known)
     if state is not None:
         tell_gaps(state)
-    print(_shown(report.strict() if args.strict else report, args.output))
+    _print(report.strict() if args.strict else report, args.output)
     nothing_read = state is not None and not args.paths and bool(state.gaps) and not (state.claims or state.classes)
     return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
 
@@ -86,11 +90,10 @@ def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[Manif
     return lint.sources_from_objects(found, "cluster")
 
 
-def _shown(report: LintReport, form: str) -> str:
-    if form == "json":
-        return as_json(report)
-    if form == "github":
-        return as_github(report)
-    if form == "sarif":
-        return as_sarif(report, __version__)
-    return as_text(report, colour=sys.stdout.isatty() and not os.environ.get("NO_COLOR"))
+def _print(report: LintReport, form: str) -> None:
+    if form in ("json", "yaml"):
+        print_document(form, document_of(report))
+    elif form == "text":
+        print_text(as_text(report, colour=wants_colour()))
+    else:
+        print(as_github(report) if form == "github" else as_sarif(report, __version__))

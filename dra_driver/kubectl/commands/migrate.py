@@ -11,12 +11,23 @@ from pathlib import Path
 from typing import Final, NamedTuple, Protocol
 
 from dra_driver.core import yaml_text
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import Wire
+from dra_driver.kubectl.commands.listing import add_output, print_document
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.lint import ManifestSource, collect, plain_documents
-from dra_driver.kubectl.migrate import InputDocument, MigrateOptions, Translation, as_json, as_text, summary, translate
+from dra_driver.kubectl.migrate import (
+    InputDocument,
+    MigrateOptions,
+    Migration,
+    Translation,
+    as_text,
+    report_of,
+    summary,
+    translate,
+)
 
 DESCRIPTION: Final = """\
 Translate device plugin configs, ClusterPolicies, mig-parted configs, values of the device plugin's, GPU Operator's and
@@ -25,7 +36,7 @@ DeviceClasses, ResourceClaimTemplates, changed workloads, chart values and a rep
 to the cluster.
 
   kubectl dra migrate deployment.yaml > migrated.yaml          report on stderr
-  kubectl dra migrate manifests/ config.yaml --output out/     one file per kind of object, and the report
+  kubectl dra migrate manifests/ config.yaml --output-dir out/     one file per kind of object, and the report
   kubectl get nodes -o yaml | kubectl dra migrate - mig.yaml   node labels select each node's configuration
   kubectl dra migrate --from-cluster --report report.json      the cluster's objects
   helm get values gpu-operator -n gpu-operator -a | kubectl dra migrate -
@@ -49,33 +60,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--gpu-memory", metavar="QUANTITY", help="memory of a GPU shared by MPS, such as 80Gi")
     parser.add_argument("--driver", metavar="NAME", default="gpu.nvidia.com", help="default: gpu.nvidia.com")
-    parser.add_argument("-o", "--format", choices=("yaml", "json"), default="yaml", help="default: yaml")
-    parser.add_argument("--output", metavar="DIR", help="write files to this new or empty directory")
+    add_output(parser, "json", default="yaml")
+    parser.add_argument("--output-dir", metavar="DIR", help="write files to this new or empty directory")
     parser.add_argument("--report", metavar="FILE", help="write the report to FILE; JSON if it ends in .json")
 
 
 def run(args: argparse.Namespace) -> int:
     if not args.paths and not args.from_cluster:
         raise ConfigurationError("no input: give files, directories, - for standard input, or --from-cluster")
-    if args.output:
-        check_folder(Path(args.output))
+    if args.output_dir:
+        check_folder(Path(args.output_dir))
     options = MigrateOptions(
         driver=args.driver, keep=args.keep_extended_resources, gpu_memory_mib=_mebibytes(args.gpu_memory)
     )
     problems: list[str] = []
     found = translate(_documents(args, problems), options, _read_text)
     found.problems[:0] = problems
-    if args.output:
-        write_folder(Path(args.output), found)
-    elif args.format == "json":
-        print(json.dumps({"objects": found.objects, "values": found.values, "report": as_json(found)}, indent=2))
+    if args.output_dir:
+        write_folder(Path(args.output_dir), found)
+    elif args.output == "json":
+        print_document("json", Migration(items=found.objects, values=found.values, report=report_of(found)))
     else:
         sys.stdout.write(_as_yaml(found))
     if args.report:
         write_report(Path(args.report), found)
         print(summary(found), file=sys.stderr)
-    elif args.format != "json":
-        print(as_text(found), file=sys.stdout if args.output else sys.stderr)
+    elif args.output != "json":
+        print(as_text(found), file=sys.stdout if args.output_dir else sys.stderr)
     return 1 if found.problems else 0
 
 
@@ -225,7 +236,7 @@ def _untoken(container: Wire, tokens: set[str]) -> dict[str, object]:
 def check_folder(folder: Path) -> None:
     """Raise ConfigurationError unless the directory is new or empty."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigurationError(f"--output {folder}: expected a new or empty directory")
+        raise ConfigurationError(f"--output-dir {folder}: expected a new or empty directory")
 
 
 def write_folder(folder: Path, found: Translation) -> None:
@@ -252,12 +263,12 @@ def write_folder(folder: Path, found: Translation) -> None:
         for name, text in files.items():
             _write(folder / name, text)
     except OSError as error:
-        raise ConfigurationError(f"--output {folder}: {error.strerror or error}") from error
+        raise ConfigurationError(f"--output-dir {folder}: {error.strerror or error}") from error
 
 
 def write_report(path: Path, found: Translation) -> None:
     """Raises ConfigurationError."""
-    text = json.dumps(as_json(found), indent=2) if path.suffix == ".json" else as_text(found)
+    text = json.dumps(to_wire(report_of(found)), indent=2) if path.suffix == ".json" else as_text(found)
     try:
         _write(path, text + "\n")
     except OSError as error:

@@ -5,12 +5,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
+from msgspec import Struct
+
 from dra_driver.config.status import node_status_of
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError
 from dra_driver.core.model.gpu_node import NodeGpu, NodePolicy, PolicyOrigin
+from dra_driver.core.text import printable
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Wire
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of, print_table
+from dra_driver.kubectl.commands.listing import add_output, print_document, print_table
+from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 _EXPLAIN: Final = """\
 Show the policy that applies to a GPU, the value of each field, and why other matching policies do not apply.
@@ -38,7 +43,43 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="PATH",
         help="offline: files, or directories as for --policy-dir; repeatable",
     )
+    add_output(explain, "json", "yaml", default="text")
     explain.add_argument("--gpus", metavar="SPEC", help="offline: GPUs such as 8xh100-sxm5-80gb, or a YAML file")
+
+
+class PolicyField(Struct, frozen=True, kw_only=True, rename=camel):
+    """One field below ``spec``; ``value`` is text or JSON. ``policy`` is "" for a default."""
+
+    field: str
+    value: str
+    policy: str = ""
+
+
+class OtherPolicy(Struct, frozen=True, kw_only=True, rename=camel):
+    """A policy that matches the GPU and is not in force there."""
+
+    policy: str
+    source: str
+    state: str
+    reason: str = ""
+
+
+class PolicyExplanation(JsonDocument, frozen=True, kw_only=True):
+    """The policy in force on one GPU; ``policy`` is "" without one. ``waiting`` is a newer version that waits until the
+    GPU is free. ``fields`` is empty where ``notes`` explain why."""
+
+    node: str
+    device: str
+    uuid: str = ""
+    product: str = ""
+    policy: str = ""
+    source: str = ""
+    waiting: str = ""
+    offered_as: Sequence[str] = ()
+    used_as: str = ""
+    fields: Sequence[PolicyField] = ()
+    other_policies: Sequence[OtherPolicy] = ()
+    notes: Sequence[str] = ()
 
 
 def run(args: argparse.Namespace) -> int:
@@ -48,12 +89,19 @@ def run(args: argparse.Namespace) -> int:
     if bool(args.policies) != bool(args.gpus):
         raise ConfigurationError("--policies and --gpus need each other: give both, or none to read the cluster")
     if args.policies:
-        return _offline(args.policies, args.gpus, node, gpu)
-    return explain_gpu(client(kubeconfig_of(args)), node, gpu)
+        found, status = _offline(args.policies, args.gpus, node, gpu)
+    else:
+        found, status = explain_gpu(client(kubeconfig_of(args)), node, gpu)
+    if args.output == "text":
+        _print(found, full=args.policies is None)
+    else:
+        print_document(args.output, found)
+    return status
 
 
-def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
-    """Print the explanation from a cluster; 1 if no policy applies. Raises ConfigurationError for an unknown GPU."""
+def explain_gpu(rest: ObjectReader, node: str, name: str) -> tuple[PolicyExplanation, int]:
+    """Return the explanation and the exit status: 1 if the fields are unknown. Raises ConfigurationError for an unknown
+    GPU."""
     try:
         written = rest.get(paths.gpu_nodes(node))
     except NotFoundError as error:
@@ -67,45 +115,48 @@ def explain_gpu(rest: ObjectReader, node: str, name: str) -> int:
     if status is None or gpu is None:
         known = ", ".join(each.name for each in status.gpus) if status else ""
         raise ConfigurationError(f"the GpuNode {node} has no GPU {name}; it has {known or 'none'}", reason="GpuMissing")
-    print(f"{gpu.name} of node {node}: {gpu.product_name or 'unnamed'}, {gpu.uuid}")
     applied = next((each for each in status.policies if each.name == gpu.policy), None)
-    source = f" ({applied.origin.value.lower()})" if applied is not None else ""
-    print(f"policy {gpu.policy}{source} applies" if gpu.policy else _NO_POLICY)
-    if gpu.waiting:
-        print(f"a newer policy version is waiting: {gpu.waiting}")
-    forms = ", ".join(form.value for form in gpu.offered_as) or "nothing"
-    print(f"offered as {forms}; used as {gpu.used_as.value}")
-    refused = _say_fields(rest, gpu, applied)
+    fields, notes, unknown = _fields_of(rest, gpu, applied)
     others = [each for each in status.policies if gpu.name in each.gpus and each.name != gpu.policy]
     others += [each for each in status.policies if not each.gpus and each.message]  # refused as a whole
-    _say_others([(each.name, each.origin.value, _state(each, gpu.name), each.message or "") for each in others])
-    return 1 if refused else 0
+    found = PolicyExplanation(
+        node=node,
+        device=gpu.name,
+        uuid=gpu.uuid,
+        product=gpu.product_name or "",
+        policy=gpu.policy or "",
+        source=applied.origin.value if applied is not None else "",
+        waiting=gpu.waiting or "",
+        offered_as=[form.value for form in gpu.offered_as],
+        used_as=gpu.used_as.value,
+        fields=fields,
+        other_policies=[
+            OtherPolicy(
+                policy=each.name, source=each.origin.value, state=_state(each, gpu.name), reason=each.message or ""
+            )
+            for each in others
+        ],
+        notes=notes,
+    )
+    return found, 1 if unknown else 0
 
 
-def _say_fields(rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None) -> bool:
-    """Print the table; return whether the fields are unknown."""
+def _fields_of(
+    rest: ObjectReader, gpu: NodeGpu, applied: NodePolicy | None
+) -> tuple[Sequence[PolicyField], Sequence[str], bool]:
+    """Return the fields, notes about them, and whether they are unknown."""
     if not gpu.policy:
-        _table({}, "")
-        return False
+        return _fields({}, ""), (), False
     if applied is not None and applied.origin is PolicyOrigin.FILE:
-        print("its fields are in a file on the node: copy the directory, and use --policies and --gpus")
-        return False
+        return (), ["its fields are in a file on the node: copy the directory, and use --policies and --gpus"], False
     try:
         written = rest.get(paths.gpu_policies(gpu.policy))
     except (NotFoundError, ForbiddenError) as error:
-        print(f"cannot read its fields: {error}")
-        return True
-    generation = (written.get("metadata") or {}).get("generation")
+        return (), [f"cannot read its fields: {error}"], True
+    generation, notes = (written.get("metadata") or {}).get("generation"), []
     if applied is not None and applied.generation is not None and applied.generation != generation:
-        print(f"the node has generation {applied.generation} in force; the fields below are of {generation}")
-    _table(written.get("spec") or {}, gpu.policy)
-    return False
-
-
-def _say_others(rows: Sequence[Sequence[str]]) -> None:
-    if rows:
-        print()
-        print_table(("OTHER POLICY", "SOURCE", "STATE", "WHY"), rows)
+        notes = [f"the node has generation {applied.generation} in force; the fields below are of {generation}"]
+    return _fields(written.get("spec") or {}, gpu.policy), notes, False
 
 
 def _state(policy: NodePolicy, gpu: str) -> str:
@@ -116,25 +167,56 @@ def _state(policy: NodePolicy, gpu: str) -> str:
     return "Refused" if policy.state.value == "Refused" else "Outranked"
 
 
-def _table(spec: Mapping[str, object], policy: str) -> None:
-    print()
-    rows = [(name, value, f"policy {policy}" if given else "default") for name, value, given in field_values(spec)]
-    print_table(("FIELD", "VALUE", "FROM"), rows)
+def _fields(spec: Mapping[str, object], policy: str) -> list[PolicyField]:
+    return [
+        PolicyField(field=name, value=value, policy=policy if given else "")
+        for name, value, given in field_values(spec)
+    ]
 
 
-def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> int:
+def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> tuple[PolicyExplanation, int]:
     from dra_driver.diagnose.policy_check import trial_on_gpu
 
     found = trial_on_gpu(paths, spec, node, name)
-    if found.gpu is not None:
-        print(f"{found.gpu.device_name} of node {node}: {found.gpu.product_name}")
-    if found.problems:
-        print("\n".join(found.problems))
-        return 1
-    print(f"policy {found.policy} applies" if found.policy else _NO_POLICY)
-    _table(found.spec, found.policy)
-    _say_others([(other, "File", "Outranked", f"priority {priority}") for other, priority in found.outranked])
-    return 0
+    outranked = [
+        OtherPolicy(policy=other, source="File", state="Outranked", reason=f"priority {priority}")
+        for other, priority in found.outranked
+    ]
+    explanation = PolicyExplanation(
+        node=node,
+        device=found.gpu.device_name if found.gpu is not None else name,
+        product=found.gpu.product_name or "" if found.gpu is not None else "",
+        policy=found.policy,
+        fields=() if found.problems else _fields(found.spec, found.policy),
+        other_policies=() if found.problems else outranked,
+        notes=found.problems,
+    )
+    return explanation, 1 if found.problems else 0
+
+
+def _print(found: PolicyExplanation, *, full: bool) -> None:
+    """Print the explanation; ``full`` one of a cluster, with the GPU's state."""
+    about = f": {found.product or 'unnamed'}{f', {found.uuid}' if found.uuid else ''}"
+    print(printable(f"{found.device} of node {found.node}{about if full or found.product else ''}"))
+    if found.fields or full:
+        source = f" ({found.source.lower()})" if found.source else ""
+        print(f"policy {found.policy}{source} applies" if found.policy else _NO_POLICY)
+    if found.waiting:
+        print(f"a newer policy version is waiting: {found.waiting}")
+    if full:
+        print(f"offered as {', '.join(found.offered_as) or 'nothing'}; used as {found.used_as}")
+    for note in found.notes:
+        print(printable(note))
+    if found.fields:
+        print()
+        rows = [
+            (each.field, each.value, f"policy {each.policy}" if each.policy else "default") for each in found.fields
+        ]
+        print_table(("FIELD", "VALUE", "FROM"), rows)
+    if found.other_policies:
+        print()
+        others = [(each.policy, each.source, each.state, each.reason) for each in found.other_policies]
+        print_table(("OTHER POLICY", "SOURCE", "STATE", "WHY"), others)
 
 
 # --- The fields of a policy's spec. Only one policy applies to a GPU.

@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from msgspec import to_builtins
-
+from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.errors import NotFoundError
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import Cell, note_of
+from dra_driver.kubectl.commands.idle import add_idle_for
+from dra_driver.kubectl.commands.listing import Listed, add_list, namespace_column, print_list, scope_of, selected
+from dra_driver.kubectl.commands.source import client, kubeconfig_of
+from dra_driver.kubectl.commands.usage_source import note_of, number
 from dra_driver.kubectl.usage import quota
 from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify
-from dra_driver.kubectl.usage.quota import CountedClaim, QuotaRow, UnlimitedClass
+from dra_driver.kubectl.usage.quota import CountedClaim, QuotaList, QuotaRow
 
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
@@ -25,61 +26,74 @@ DESCRIPTION: Final = """\
 Show each namespace's ResourceQuotas for devices and claims: limit, use (Kubernetes counts requests, not allocations)
 and rest. --idle counts the devices of idle claims. Classes in use without a quota are listed as "no limit".
 """
-_HEADINGS: Final = ("NAMESPACE", "QUOTA", "LIMIT OF", "HARD", "USED", "LEFT", "IDLE")
+_WINDOW_S: Final = 86_400
+COLUMNS: Final = (
+    TableColumn[QuotaRow]("QUOTA", lambda row: row.quota),
+    TableColumn[QuotaRow]("LIMIT OF", lambda row: row.device_class or row.limit),
+    TableColumn[QuotaRow]("HARD", lambda row: number(row.hard) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("USED", lambda row: number(row.used)),
+    TableColumn[QuotaRow]("LEFT", lambda row: number(row.left) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("IDLE", lambda row: "" if row.idle is None else str(row.idle)),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="only this namespace (default: all)")
     parser.add_argument("--idle", action="store_true", help="query exporters or Prometheus for idle claims")
-    parser.add_argument("--idle-for", metavar="TIME", default="30m", help="minimum idle time (default: 30m)")
-    usage_source.add_usage_source(parser, window="24h")
-    parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
+    add_idle_for(parser)
+    usage_source.add_usage_source(parser, window_s=_WINDOW_S)
+    add_list(parser, labels_of="quotas", csv=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    after_s = usage_source.seconds(args.idle_for, "--idle-for")
+    namespace = scope_of(args)
+
+    def read() -> Listed[QuotaRow]:
+        rows = _rows(args, namespace)
+        return Listed(
+            document=QuotaList(items=rows),
+            rows=rows,
+            columns=[*namespace_column(args, lambda row: row.namespace), *COLUMNS],
+            namespace=namespace,
+            name=lambda row: (
+                f"resourcequota/{row.quota}" if row.quota else f"deviceclass.resource.k8s.io/{row.device_class}"
+            ),
+            noun="quotas on devices or claims, and no devices in use",
+        )
+
+    return print_list(args, read)
+
+
+def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:
     api = client(kubeconfig_of(args))
-    items = _quotas(api, args.namespace)
+    items = selected(args.selector, _quotas(api, namespace))
     quotas = read_all(quota.ResourceQuota, items, note_of("ResourceQuota"))
-    claims = read_all(CountedClaim, api.list(paths.resource_claims(args.namespace))["items"], note_of("ResourceClaim"))
+    claims = read_all(CountedClaim, api.list(paths.resource_claims(namespace))["items"], note_of("ResourceClaim"))
     classes = read_all(quota.ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
     extended = (each.spec.extended_resource_name for each in classes)
-    idle = _idle(args, claims, after_s) if args.idle else None
+    idle = _idle(args, claims) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
-    free = quota.unlimited(claims, rows)
+    if args.selector:
+        return rows
     if len(quotas) < len(items):
         print("note: unlimited classes are not listed: some quotas are unreadable", file=sys.stderr)
-        free = []
-    if args.output == "json":
-        reported = [{**to_builtins(row), "left": row.left} for row in rows]
-        print_json("QuotaReport", {"items": reported, "unlimited": to_builtins(free)})
-    elif args.output == "csv":
-        usage_source.print_csv(
-            [*map(str.lower, _HEADINGS)], [_values(row) for row in rows] + [_unlimited(each) for each in free]
-        )
-    elif rows or free:
-        cells = [[usage_source.number(cell) for cell in row] for row in map(_values, rows)]
-        cells += [[str(cell) for cell in _unlimited(each)] for each in free]
-        print_table(_HEADINGS, cells)
-    else:
-        print("No quotas on devices or claims, and no devices in use.")
-    return 0
+        return rows
+    return rows + quota.unlimited(claims, rows)
 
 
-def _quotas(api: "RestClient", namespace: str | None) -> Sequence[object]:
+def _quotas(api: "RestClient", namespace: str | None) -> Sequence[dict[str, object]]:
     try:
-        found: Sequence[object] = api.list(paths.resource_quotas(namespace))["items"]
+        found: Sequence[dict[str, object]] = api.list(paths.resource_quotas(namespace))["items"]
     except NotFoundError:
         print("note: the API server does not support ResourceQuotas (as in `dra-driver sim up`)", file=sys.stderr)
         return ()
     return found
 
 
-def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int) -> Counter[tuple[str, str]]:
-    report = usage_source.read_use(args, "24h")
+def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[tuple[str, str]]:
+    report = usage_source.read_use(args, _WINDOW_S)
     usage_source.tell_source(report)
-    rows = classify(report.uses, idle_after_s=after_s, size_of=lambda _: DeviceSize())
-    idle = {(row.use.namespace, row.use.claim) for row in rows if row.finding is UsageFinding.IDLE}
+    rows = classify(report.uses, idle_after_s=args.idle_for, size_of=lambda _: DeviceSize())
+    idle = {(row.namespace, row.claim) for row in rows if row.finding is UsageFinding.IDLE}
     if not report.uses:
         print("note: no usage data for any claim, so none counts as idle", file=sys.stderr)
     return Counter(
@@ -88,12 +102,3 @@ def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim], after_s: int
         if (claim.metadata.namespace, claim.metadata.name) in idle
         for name in quota.classes_held(claim)
     )
-
-
-def _values(row: QuotaRow) -> Sequence[Cell]:
-    idle = "" if row.idle is None else row.idle
-    return row.namespace, row.quota, row.device_class or row.limit, row.hard, row.used, row.left, idle
-
-
-def _unlimited(each: UnlimitedClass) -> Sequence[Cell]:
-    return each.namespace, "", each.device_class, "no limit", each.devices, "no limit", ""

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Final, Protocol
@@ -22,6 +23,7 @@ from dra_driver.hardware.gpu.simulated.faults import ANNOTATION, FaultOrder
 from dra_driver.kube import paths
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.shapes import MetadataPart, read_all
+from dra_driver.kubectl.commands.listing import duration
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
@@ -211,16 +213,14 @@ def add_faults(actions: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         add_kubeconfig(parser)
         parser.add_argument(
             "--wait",
-            type=float,
+            type=partial(duration, least_s=0, most_s=MAX_WAIT_S),
             default=WAIT_S,
-            metavar="SECONDS",
-            help=f"time limit for the node process; 0: do not wait (default: {WAIT_S:g})",
+            metavar="DURATION",
+            help=f"time limit for the node process; 0: do not wait (default: {WAIT_S:g}s)",
         )
 
 
 def run_fault(args: argparse.Namespace) -> int:
-    if not 0 <= args.wait <= MAX_WAIT_S:
-        raise ConfigurationError(f"--wait {args.wait:g}: expected 0 to {MAX_WAIT_S:g} seconds")
     command = FaultCommand(client(kubeconfig_of(args)), args.node, say=lambda text: print(text, flush=True))
     try:
         if args.action == "inject":

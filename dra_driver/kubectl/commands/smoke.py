@@ -1,13 +1,12 @@
 """``kubectl dra smoke``: run a pod for each kind of device and compare its devices with its allocation."""
 
 import argparse
-import json
 import signal
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Final
 
-from dra_driver.core.command_line.table import show
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import one_line
 from dra_driver.diagnose import smoke
@@ -15,7 +14,8 @@ from dra_driver.diagnose.smoke import WORDS, Fit, SmokeOptions, SmokeReport, Try
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.rest import RestClient
 from dra_driver.kube.state import ClusterState, with_objects
-from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of, wants_colour
+from dra_driver.kubectl.commands.listing import add_output, duration, print_document, print_table
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.explain import Answer, Explanation, SchedulerModel, explain_pods, scheduler_for
 
 DESCRIPTION: Final = """\
@@ -64,10 +64,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--run-as-user", metavar="UID", default="65532", help="or `none`, for OpenShift (default: 65532)"
     )
     parser.add_argument(
-        "--timeout", type=int, default=120, metavar="SECONDS", help="limit per pod, including image pull (default: 120)"
+        "--timeout",
+        type=partial(duration, most_s=_LONGEST_S),
+        default="2m",
+        metavar="DURATION",
+        help="limit per pod, including image pull (default: 2m)",
     )
     parser.add_argument("--cleanup", action="store_true", help="only delete leftovers of smoke tests in the namespace")
-    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_output(parser, "json", "yaml", default="text")
     add_kubeconfig(parser)
 
 
@@ -86,7 +90,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _options(args: argparse.Namespace) -> SmokeOptions:
     for flag, value, least, most in (
-        ("--timeout", args.timeout, 1, _LONGEST_S),
         ("--parallel", args.parallel, 1, _MOST_PARALLEL),
         ("--max-nodes", args.max_nodes, 0, 1_000_000),
     ):
@@ -106,7 +109,7 @@ def _options(args: argparse.Namespace) -> SmokeOptions:
         daemon_set=args.daemonset,
         driver_namespace=args.driver_namespace,
         user=None if args.run_as_user == "none" else min(int(args.run_as_user), 2**31 - 1),
-        timeout_s=args.timeout,
+        timeout_s=int(args.timeout),
         parallel=args.parallel,
         most_nodes=args.max_nodes,
     )
@@ -124,10 +127,10 @@ def _clean_up(rest: RestClient, namespace: str) -> int:
 
 
 def _print(report: SmokeReport, form: str) -> None:
-    if form == "json":
-        print(json.dumps(smoke.to_wire(report), indent=2))
+    if form != "text":
+        print_document(form, smoke.document_of(report))
         return
-    show(("NODE", "KIND", "RESULT", "DEVICE", "DETAIL"), [_row(item) for item in report.tries], colour=wants_colour())
+    print_table(("NODE", "KIND", "RESULT", "DEVICE", "DETAIL"), [_row(item) for item in report.tries])
     for item in report.tries:
         for line in item.lines:
             print(f"  {item.node} {item.kind}: log: {line}")

@@ -1,8 +1,8 @@
 """The source of a command: flags of kubeconfig, namespace and state file, the client, and the line of progress."""
 
 import argparse
+import difflib
 import gc
-import json
 import os
 import shutil
 import sys
@@ -13,7 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TextIO
 
-from dra_driver.core.command_line.table import show
+from msgspec.structs import replace
+
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
@@ -109,10 +110,8 @@ def line(text: str, seconds: float, width: Callable[[], int] = lambda: shutil.ge
 _MAX_STDIN = 16 << 20
 
 
-def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: the namespace of the context") -> None:
-    """Add ``--kubeconfig``, ``--context``, ``--cluster-state`` and, unless its help is empty, ``-n``."""
-    if namespace_help:
-        parser.add_argument("-n", "--namespace", metavar="NAME", help=namespace_help)
+def add_source(parser: argparse.ArgumentParser) -> None:
+    """Add ``--kubeconfig``, ``--context`` and ``--cluster-state``."""
     source = parser.add_mutually_exclusive_group()
     add_kubeconfig(parser, source)
     source.add_argument(
@@ -125,9 +124,13 @@ def add_source(parser: argparse.ArgumentParser, namespace_help: str = "default: 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> "ClusterState":
     """Return the state, of a live cluster ``only`` these fields. Raises ConfigurationError and KubernetesApiError."""
     # The process runs for a few seconds and keeps all objects to its end: garbage collection would take a third of it.
+    from dra_driver.kube.state import KINDS
+
     gc.disable()
     if args.cluster_state:
-        return state_in_file(args.cluster_state)
+        state = state_in_file(args.cluster_state)
+        unused = tuple(f"{kind.resource}:" for kind in KINDS if only and kind.field not in only)
+        return replace(state, gaps=tuple(gap for gap in state.gaps if not gap.startswith(unused)))
     return live_state(kubeconfig_of(args), namespace, only=only)
 
 
@@ -147,6 +150,16 @@ def state_in_file(path: str) -> "ClusterState":
 
     with Progress(f"reading {path}"):
         return bundle.read(path).state() if bundle.is_bundle(path) else load(path)
+
+
+def on_selected_nodes(args: argparse.Namespace, state: "ClusterState") -> "ClusterState":
+    """Return the state with the slices of nodes that the label selector of -l selects."""
+    if not args.selector:
+        return state
+    from dra_driver.kube.label_selector import selects
+
+    names = {item["metadata"]["name"] for item in state.nodes if selects(args.selector, item)}
+    return replace(state, slices=[item for item in state.slices if item["spec"].get("nodeName") in names])
 
 
 def tell_gaps(state: "ClusterState") -> None:
@@ -170,31 +183,54 @@ def client(kubeconfig: Kubeconfig) -> "RestClient":
     return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context))
 
 
-def print_json(kind: str, fields: Mapping[str, object]) -> None:
-    print(json.dumps({"schemaVersion": 1, "kind": kind, **fields}, indent=2))
-
-
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    show(headings, rows, colour=wants_colour())
-
-
-_KINDS: Final = {
-    "node": ("node", "nodes", "no"),
-    "pod": ("pod", "pods", "po"),
-    "claim": ("claim", "claims", "resourceclaim", "resourceclaims"),
+OWNERS: Final = {
+    "deployment": ("deploy",),
+    "replicaset": ("rs",),
+    "statefulset": ("sts",),
+    "daemonset": ("ds",),
+    "job": (),
+    "cronjob": ("cj",),
 }
+"""Workloads that own pods, with their short names."""
+_SHORT: Final = {"node": ("no",), "pod": ("po",), "claim": ("resourceclaim", "resourceclaims"), **OWNERS}
 
 
-def split_target(target: str, *kinds: str, default: str = "") -> tuple[str, str]:
-    """Split ``pods/train`` into (pod, train). ``default`` is the kind of a plain name. Raises ConfigurationError."""
-    kind, slash, name = target.partition("/")
-    if default and not slash:
-        kind, name = default, target
-    found = next((each for each in kinds if kind.lower() in _KINDS[each]), None)
-    if found is None or not name or "/" in name:
-        *others, last = (f"{each}/NAME" for each in kinds)
-        raise ConfigurationError(f"{target[:80]!r}: expected {', '.join(others)} or {last}")
+def add_targets(parser: argparse.ArgumentParser, *kinds: str, about: str) -> None:
+    """Add the argument of `targets_of`."""
+    parser.add_argument(
+        "target", nargs="*", metavar="TYPE NAME | TYPE/NAME", help=f"TYPE is {', '.join(kinds)}; {about}"
+    ).kinds = kinds  # type: ignore[attr-defined]  # for complete.py
+
+
+def targets_of(words: Sequence[str], *kinds: str, default: str = "") -> list[tuple[str, str]]:
+    """Return the kind and name of each ``TYPE/NAME``, or of ``TYPE NAME NAME``. ``default`` is the kind of plain names;
+    kinds of ``OWNERS`` are valid after "pod". Raises ConfigurationError."""
+    known = {word: kind for kind in kinds for word in (kind, f"{kind}s", *_SHORT[kind])}
+    if not any("/" in word for word in words):
+        typed = [f"{words[0]}/{name}" for name in words[1:]]
+        words = typed if _kind(words[0], known) or not default else [f"{default}/{name}" for name in words]
+        if not words:
+            raise ConfigurationError(f"{_expected(list(known.values()))}, got no name")
+    return [_target(word if "/" in word else f"{default}/{word}", known) for word in words]
+
+
+def _target(word: str, known: Mapping[str, str]) -> tuple[str, str]:
+    kind, _, name = word.partition("/")
+    found = _kind(kind, known)
+    if not found or not name or "/" in name:
+        near = difflib.get_close_matches(kind.lower(), known, 1)
+        hint = f"; did you mean {near[0]}?" if near and not found else ""
+        raise ConfigurationError(f"{word[:80]!r}: {_expected(list(known.values()))}{hint}")
     return found, name
+
+
+def _kind(word: str, known: Mapping[str, str]) -> str:
+    return known.get(word.lower(), "") or known.get(word.lower().partition(".")[0], "")
+
+
+def _expected(kinds: Sequence[str]) -> str:
+    *others, last = (f"{each} NAME" for each in dict.fromkeys(kinds))
+    return f"expected {', '.join(others)} or {last}"
 
 
 def text_of(path: str) -> str | None:

@@ -7,11 +7,13 @@ import argparse
 import sys
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 from dra_driver.core.errors import DraError
-from dra_driver.kubectl.commands.doctor import add_driver_namespace, facts_of
+from dra_driver.kubectl.commands.doctor import MOST_TIMEOUT_S, add_driver_namespace, facts_of
+from dra_driver.kubectl.commands.listing import duration
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION: Final = """\
@@ -33,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-logs", action="store_true", help="omit the logs of the driver's pods")
     parser.add_argument(
         "--timeout",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="limit for all API requests except logs (default: 60)",
+        type=partial(duration, most_s=MOST_TIMEOUT_S),
+        default="60s",
+        metavar="DURATION",
+        help="limit for all API requests except logs (default: 60s)",
     )
     add_driver_namespace(parser)
     add_kubeconfig(parser)
@@ -45,9 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from dra_driver import __version__
+    from dra_driver.core.document import to_wire
     from dra_driver.diagnose.doctor import bundle, facts
     from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
-    from dra_driver.diagnose.doctor.report import render, to_wire
+    from dra_driver.diagnose.doctor.report import document_of, render
 
     found, took_s = facts_of(args)
     if not found.knows(facts.VERSION):
@@ -60,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
         facts=found,
         created_at=f"{now:%Y-%m-%dT%H:%M:%SZ}",
         program_version=__version__,
-        report=to_wire(report),
+        report=to_wire(document_of(report)),
         report_text=render(report, verbose=True),
         logs=logs,
     )

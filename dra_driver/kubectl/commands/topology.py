@@ -1,49 +1,18 @@
 """``kubectl dra topology``: show linked GPUs, GPUs of one PCIe root or NUMA node, and the claims that hold them."""
 
 import argparse
-from collections.abc import Sequence
 from typing import Final
 
-from msgspec import to_builtins
-
-from dra_driver.core.text import listed
-from dra_driver.kubectl.capacity import TopologyRow, topology_of, with_claim_gaps
-from dra_driver.kubectl.commands.devices import UNKNOWN
-from dra_driver.kubectl.commands.source import add_source, is_unread, print_json, print_table, state_of, tell_gaps
+from dra_driver.core.command_line.table import TableColumn
+from dra_driver.core.text import UNKNOWN, listed
+from dra_driver.kubectl.capacity import TopologyList, TopologyRow, topology_of, with_claim_gaps
+from dra_driver.kubectl.commands.listing import Listed, add_output, add_selector, print_list
+from dra_driver.kubectl.commands.source import add_source, is_unread, on_selected_nodes, state_of
 
 DESCRIPTION: Final = (
     "Show NUMA node, PCIe root, NVLink connections and claims of GPUs and other drivers' devices, from ResourceSlices."
 )
-HEADINGS: Final = ("NODE", "NUMA", "PCIE ROOT", "DEVICE", "PRODUCT", "NVLINK", "STATE", "CLAIMS")
-_FIELDS: Final = ("claims", "slices")
 _MAX_LINKED: Final = 4
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--node", metavar="NAME", default="", help="only this node")
-    parser.add_argument("-o", "--output", choices=("table", "json"), default="table", help="default: table")
-    add_source(parser, namespace_help="")
-
-
-def run(args: argparse.Namespace) -> int:
-    state = with_claim_gaps(state_of(args, only=_FIELDS))
-    found = topology_of(state, node=args.node)
-    if args.output == "json":
-        print_json("TopologyList", {"gaps": state.gaps, "items": to_builtins(found)})
-        return 0
-    tell_gaps(state)
-    if found:
-        print_table(HEADINGS, [row(one) for one in found])
-        return 0
-    unknown = not state.slices and is_unread(state, "resourceslices")
-    print("Cannot read the published devices." if unknown else "No device has topology attributes.")
-    return 1 if unknown else 0
-
-
-def row(one: TopologyRow) -> Sequence[str]:
-    product = one.product or f"{one.type or 'device'} of {one.driver}"
-    place = (one.node, ",".join(map(str, one.numa)), one.pcie_root, one.device)
-    return (*place, product, linked(one), one.state or UNKNOWN, listed(one.claims))
 
 
 def linked(one: TopologyRow) -> str:
@@ -52,3 +21,43 @@ def linked(one: TopologyRow) -> str:
         return ""
     kind = "pair" if len(one.linked) == 2 and one.link_type == "direct" else one.link_type or "linked"
     return f"{kind}: " + (" ".join(one.linked) if len(one.linked) <= _MAX_LINKED else f"{len(one.linked)} GPUs")
+
+
+COLUMNS: Final = (
+    TableColumn[TopologyRow]("NODE", lambda row: row.node),
+    TableColumn[TopologyRow]("NUMA", lambda row: ",".join(map(str, row.numa))),
+    TableColumn[TopologyRow]("PCIE ROOT", lambda row: row.pcie_root),
+    TableColumn[TopologyRow]("DEVICE", lambda row: row.device),
+    TableColumn[TopologyRow]("NVLINK", linked),
+    TableColumn[TopologyRow]("STATE", lambda row: row.state or UNKNOWN),
+    TableColumn[TopologyRow](
+        "PRODUCT", lambda row: row.product or f"{row.type or 'device'} of {row.driver}", wide=True
+    ),
+    TableColumn[TopologyRow]("CLAIMS", lambda row: listed(row.claims), wide=True),
+)
+_FIELDS: Final = ("claims", "slices")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("nodes", nargs="*", metavar="NODE", help="only these nodes")
+    parser.add_argument("--node", metavar="NAME", default="", help="only this node")
+    add_selector(parser, "nodes")
+    add_output(parser, "wide", "name", "json", "yaml")
+    add_source(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    def read() -> Listed[TopologyRow]:
+        state = state_of(args, only=(*_FIELDS, *(("nodes",) if args.selector else ())))
+        state = with_claim_gaps(on_selected_nodes(args, state))
+        found = [row for row in topology_of(state, node=args.node) if not args.nodes or row.node in args.nodes]
+        return Listed(
+            document=TopologyList(gaps=state.gaps, items=found),
+            rows=found,
+            columns=COLUMNS,
+            name=lambda row: f"{row.node}/{row.device}",
+            noun="devices with topology attributes",
+            unknown="the published devices cannot be read" if is_unread(state, "resourceslices") else "",
+        )
+
+    return print_list(args, read)

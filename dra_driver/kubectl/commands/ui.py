@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prometheus", metavar="URL", help="start charts with the last hour from this Prometheus")
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
-    add_source(parser, namespace_help="")
+    add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:

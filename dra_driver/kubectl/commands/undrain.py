@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from dra_driver.kubectl.commands.drain import add_target, finish, say_for, seconds
+from dra_driver.kubectl.commands.drain import add_target, finish, say_for
 from dra_driver.kubectl.commands.source import client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
 
@@ -20,5 +20,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu))
     report = DrainReport(command="undrain", node=args.node, driver=args.driver)
-    api, limit = client(kubeconfig_of(args)), wait_at_most(seconds(args.timeout))
+    api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: undrain(api, options, report, limit, say_for(args)))

@@ -3,23 +3,35 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final
+from functools import partial
+from typing import Any, Final
 
-from msgspec import to_builtins
-
+from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.text import gib, listed, printable, span
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, print_json, print_table
-from dra_driver.kubectl.commands.usage_source import energy, note_of, number, percent, print_csv
+from dra_driver.kubectl.commands.listing import Listed, add_list, namespace_column, print_list, scope_of
+from dra_driver.kubectl.commands.source import client, kubeconfig_of
+from dra_driver.kubectl.commands.usage_source import energy, note_of, number, percent
 from dra_driver.kubectl.usage import device_use
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, LabelledClaim, LabelledPod, UseSum, summed
+from dra_driver.kubectl.usage.device_use import (
+    ClaimDeviceUse,
+    LabelledClaim,
+    LabelledPod,
+    UsageList,
+    UsageSumList,
+    UseReport,
+    UseSum,
+    json_key,
+    summed,
+)
 
 DESCRIPTION: Final = """\
-Show used and granted memory, utilization, energy and idle time per device of a claim, or per pod, namespace or node.
-Queries the usage exporters through the API server, or Prometheus. Standard error names the source and the window.
+Show used and granted memory, utilization and idle time per device of a claim, or per pod, namespace or node; -o wide
+adds peak, energy, processes and pods. Queries the usage exporters through the API server, or Prometheus. Standard
+error names the source and the window. `kubectl dra top` sorts by use.
 
   USED     current memory of the claim's processes
   PEAK     maximum in the window
@@ -27,14 +39,48 @@ Queries the usage exporters through the API server, or Prometheus. Standard erro
   ENERGY   in the window; ~ marks an estimate: hardware measures whole GPUs only
   IDLE     time since the last use; ? is unknown, not idle
 """
-_WINDOW: Final = "1h"
+_WINDOW_S: Final = 3600
 _BY_LABEL: Final = "label:"
-_DEVICES: Final = (
-    *("NAMESPACE", "CLAIM", "NODE", "DEVICE", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE", "PODS"),
-)
-_SUMS: Final = ("CLAIMS", "DEVICES", "USED", "GRANTED", "PEAK", "SM", "ENERGY", "PROCESSES", "IDLE")
 _KINDS: Final = ("device", "claim", "pod", "namespace", "node")
-_KEYS: Final = {"claim": ("NAMESPACE", "CLAIM"), "pod": ("NAMESPACE", "POD"), "namespace": ("NAMESPACE",)}
+DEVICES: Final = (
+    TableColumn[ClaimDeviceUse]("CLAIM", lambda use: use.claim),
+    TableColumn[ClaimDeviceUse]("NODE", lambda use: use.node),
+    TableColumn[ClaimDeviceUse]("DEVICE", lambda use: use.device),
+    TableColumn[ClaimDeviceUse]("USED", lambda use: gib(use.used_bytes)),
+    TableColumn[ClaimDeviceUse]("GRANTED", lambda use: gib(use.granted_bytes)),
+    TableColumn[ClaimDeviceUse]("SM", lambda use: percent(use.sm_ratio)),
+    TableColumn[ClaimDeviceUse]("IDLE", lambda use: span(use.idle_s), live=True),
+    TableColumn[ClaimDeviceUse]("PEAK", lambda use: gib(use.peak_bytes), wide=True),
+    TableColumn[ClaimDeviceUse](
+        "ENERGY", lambda use: energy(use.energy_joules, estimated=use.energy_estimated), wide=True, live=True
+    ),
+    TableColumn[ClaimDeviceUse]("PROCESSES", lambda use: number(use.processes), wide=True),
+    TableColumn[ClaimDeviceUse]("PODS", lambda use: listed(use.pods), wide=True),
+)
+
+
+def _energy(each: UseSum) -> str:
+    partial = "energyJoules" in each.partial
+    shown = energy(each.energy_joules, estimated=each.energy_estimated and not partial)
+    return f">={shown}" if partial else shown
+
+
+def _part(each: UseSum, name: str, shown: str) -> str:
+    """Mark a sum that lacks devices with unknown values with ``>=``."""
+    return f">={shown}" if json_key(name) in each.partial else shown
+
+
+SUMS: Final = (
+    TableColumn[UseSum]("CLAIMS", lambda each: str(each.claims)),
+    TableColumn[UseSum]("DEVICES", lambda each: str(each.devices)),
+    TableColumn[UseSum]("USED", lambda each: _part(each, "used_bytes", gib(each.used_bytes))),
+    TableColumn[UseSum]("GRANTED", lambda each: _part(each, "granted_bytes", gib(each.granted_bytes))),
+    TableColumn[UseSum]("SM", lambda each: f"{percent(each.sm_ratio)}{'?' if 'smRatio' in each.partial else ''}"),
+    TableColumn[UseSum]("IDLE", lambda each: span(each.idle_s), live=True),
+    TableColumn[UseSum]("PEAK", lambda each: _part(each, "peak_bytes", gib(each.peak_bytes)), wide=True),
+    TableColumn[UseSum]("ENERGY", _energy, wide=True, live=True),
+    TableColumn[UseSum]("PROCESSES", lambda each: _part(each, "processes", number(each.processes)), wide=True),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,26 +90,52 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="device",
         help="group rows by this; labels of a claim, or else of all its pods (default: device)",
     )
-    parser.add_argument("-n", "--namespace", metavar="NAME", help="only claims of this namespace (default: all)")
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
-    usage_source.add_usage_source(parser, window=_WINDOW)
-    parser.add_argument("-o", "--output", choices=("table", "json", "csv"), default="table", help="default: table")
+    usage_source.add_usage_source(parser, window_s=_WINDOW_S)
+    add_list(parser, csv=True, watch=True)
 
 
 def run(args: argparse.Namespace) -> int:
-    key = _label_of(args.by)
-    report, _ = usage_source.read_joined(args, _WINDOW, node=args.node)
-    uses = [use for use in report.uses if args.namespace in (None, use.namespace)]
-    sums = [] if args.by == "device" else _labelled(args, uses, key) if key else summed(uses, device_use.KEYS[args.by])
-    usage_source.tell_source(report)
-    if args.output == "json":
-        about = {"source": report.source, "windowSeconds": report.window_s, "gaps": report.gaps, "by": args.by}
-        print_json("UsageReport", {**about, "items": to_builtins(uses if args.by == "device" else sums)})
-    elif args.by == "device":
-        _print_devices(uses, args.output)
-    else:
-        _print_sums(sums, (key.upper(),) if key else _KEYS.get(args.by, ("NODE",)), args.output)
-    return 0
+    key, namespace = _label_of(args.by), scope_of(args)
+
+    def read() -> Listed[Any]:
+        report, _ = usage_source.read_joined(args, _WINDOW_S, namespace=namespace, node=args.node)
+        usage_source.tell_source(report)
+        if args.by == "device":
+            return listed_devices(args, namespace, report)
+        sums = _labelled(args, namespace, report.uses, key) if key else summed(report.uses, device_use.KEYS[args.by])
+        return listed_sums(namespace, report, args.by, key, sums)
+
+    return print_list(args, read)
+
+
+def listed_devices(args: argparse.Namespace, namespace: str | None, report: UseReport) -> Listed[ClaimDeviceUse]:
+    return Listed(
+        document=UsageList(source=report.source, window_s=report.window_s, gaps=report.gaps, items=report.uses),
+        rows=report.uses,
+        columns=[*namespace_column(args, lambda use: use.namespace), *DEVICES],
+        namespace=namespace,
+        name=lambda use: f"resourceclaim.resource.k8s.io/{use.claim}",
+        noun="claims with devices",
+    )
+
+
+def listed_sums(
+    namespace: str | None, report: UseReport, by: str, label: str, sums: Sequence[UseSum]
+) -> Listed[UseSum]:
+    names = [label] if label else [name for name, _ in device_use.KEYS[by](ClaimDeviceUse(namespace="", claim=""))]
+    return Listed(
+        document=UsageSumList(source=report.source, window_s=report.window_s, by=by, gaps=report.gaps, items=sums),
+        rows=sums,
+        columns=[*(TableColumn[UseSum](name.upper(), partial(_key, at)) for at, name in enumerate(names)), *SUMS],
+        namespace=namespace,
+        name=lambda each: "/".join(each.key.values()),
+        noun="claims with devices",
+    )
+
+
+def _key(at: int, each: UseSum) -> str:
+    return [*each.key.values()][at]
 
 
 def _label_of(by: str) -> str:
@@ -74,66 +146,17 @@ def _label_of(by: str) -> str:
     return key
 
 
-def _labelled(args: argparse.Namespace, uses: Sequence[ClaimDeviceUse], key: str) -> list[UseSum]:
+def _labelled(
+    args: argparse.Namespace, namespace: str | None, uses: Sequence[ClaimDeviceUse], key: str
+) -> list[UseSum]:
     api = client(kubeconfig_of(args))
-    items, pods = api.list(paths.resource_claims(args.namespace))["items"], list[LabelledPod]()
+    items, pods = api.list(paths.resource_claims(namespace))["items"], list[LabelledPod]()
     claims = read_all(LabelledClaim, items, note_of("ResourceClaim"))
     try:
-        pods = read_all(LabelledPod, api.list(paths.pods(args.namespace))["items"], note_of("Pod"))
+        pods = read_all(LabelledPod, api.list(paths.pods(namespace))["items"], note_of("Pod"))
     except KubernetesApiError as error:
         said = f"cannot read labels of pods, only labels of claims apply: {error}"
         print(f"note: {printable(said)}", file=sys.stderr)
     labels = device_use.claim_labels(claims, pods)
     missing = device_use.GONE if len(claims) == len(items) else device_use.GONE_OR_UNREAD
-    return summed(uses, lambda use: (device_use.value_in(labels.get((use.namespace, use.claim)), key, missing),))
-
-
-def _print_devices(uses: Sequence[ClaimDeviceUse], output: str) -> None:
-    if output == "csv":
-        names = ClaimDeviceUse.__struct_fields__
-        cells = [[",".join(use.pods) if name == "pods" else getattr(use, name) for name in names] for use in uses]
-        print_csv(names, cells)
-        return
-    rows = [
-        (
-            *(use.namespace, use.claim, use.node, use.device, gib(use.used_bytes), gib(use.granted_bytes)),
-            *(gib(use.peak_bytes), percent(use.sm_ratio), energy(use.energy_joules, estimated=use.energy_estimated)),
-            *(number(use.processes), span(use.idle_s), listed(use.pods)),
-        )
-        for use in uses
-    ]
-    _table(_DEVICES, rows)
-
-
-def _print_sums(sums: Sequence[UseSum], keys: Sequence[str], output: str) -> None:
-    if output == "csv":
-        names = [name for name in UseSum.__struct_fields__ if name not in ("key", "partial")] if sums else []
-        print_csv(
-            [*map(str.lower, keys), *names], [[*each.key, *(getattr(each, name) for name in names)] for each in sums]
-        )
-        return
-    rows = [
-        (
-            *each.key,
-            *(str(each.claims), str(each.devices)),
-            *(_part(each, "used_bytes", gib(each.used_bytes)), _part(each, "granted_bytes", gib(each.granted_bytes))),
-            _part(each, "peak_bytes", gib(each.peak_bytes)),
-            f"{percent(each.sm_ratio)}{'?' if 'sm_ratio' in each.partial else ''}",  # a mean over some devices
-            _part(each, "energy_joules", energy(each.energy_joules, estimated=each.energy_estimated)),
-            *(_part(each, "processes", number(each.processes)), span(each.idle_s)),
-        )
-        for each in sums
-    ]
-    _table((*keys, *_SUMS), rows)
-
-
-def _part(each: UseSum, name: str, shown: str) -> str:
-    """Mark a sum that lacks devices with unknown values with ``>=``."""
-    return f">={shown}" if name in each.partial else shown
-
-
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    if rows:
-        print_table(headings, rows)
-    else:
-        print("No claims with devices found.")
+    return summed(uses, lambda use: ((key, device_use.value_in(labels.get((use.namespace, use.claim)), key, missing)),))

@@ -1,14 +1,13 @@
 """Flags and readers of exporters and Prometheus for ``kubectl dra usage``, ``idle``, ``quota`` and ``ui``."""
 
 import argparse
-import csv
 import json
-import re
 import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -18,27 +17,22 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, DraError, ForbiddenError, KubernetesApiError
-from dra_driver.core.text import UNKNOWN, printable
+from dra_driver.core.text import UNKNOWN, printable, span
+from dra_driver.core.time import format_duration
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import MetadataPart, read_all
+from dra_driver.kubectl.commands.listing import duration, selected
 from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport, claims_held, decode
 from dra_driver.kubectl.usage.history import History, queries
 from dra_driver.kubectl.usage.idle_report import DeviceSize, joined, sizes_in
 
-_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
-MAX_WINDOW_S: Final = 366 * 86_400
+_LEAST_WINDOW_S: Final = 300
 
 
-def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
-    """Add the flags of the source. ``window`` is the default with Prometheus."""
-    add_kubeconfig(parser)
-    parser.add_argument(
-        "--driver-namespace",
-        metavar="NAME",
-        default="dra-driver",
-        help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
-    )
+def add_usage_source(parser: argparse.ArgumentParser, *, window_s: float) -> None:
+    """Add the flags of the source. ``window_s`` is the default with Prometheus."""
+    add_exporters(parser)
     parser.add_argument(
         "--prometheus",
         metavar="URL",
@@ -47,8 +41,19 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window: str) -> None:
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
     parser.add_argument(
         "--window",
-        metavar="TIME",
-        help=f"with --prometheus: such as 90m, 24h, 7d (default: {window}; minimum: 5m)",
+        type=partial(duration, least_s=_LEAST_WINDOW_S),
+        metavar="DURATION",
+        help=f"with --prometheus: such as 90m, 24h, 7d (default: {format_duration(window_s)}; minimum: 5m)",
+    )
+
+
+def add_exporters(parser: argparse.ArgumentParser) -> None:
+    add_kubeconfig(parser)
+    parser.add_argument(
+        "--driver-namespace",
+        metavar="NAME",
+        default="dra-driver",
+        help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
     )
 
 
@@ -136,43 +141,35 @@ def _token(path: str) -> str:
     return found
 
 
-def window_s(args: argparse.Namespace, default: str) -> int:
-    if args.window and not args.prometheus:
-        raise ConfigurationError("--window needs --prometheus: the exporters have a fixed short window")
-    return seconds(args.window or default, "--window", least=300)
-
-
-def seconds(text: str, flag: str, *, least: int = 1) -> int:
-    """Return a time such as 90m in seconds. Raises ConfigurationError, which names the flag."""
-    match = re.fullmatch(r"([0-9]{1,7})([smhdw])", text)
-    found = int(match[1]) * _UNITS[match[2]] if match else 0
-    if not least <= found <= MAX_WINDOW_S:
-        raise ConfigurationError(f"{flag} {text[:40]}: expected a time such as 90m, 24h or 7d, {least} s to 366 days")
-    return found
-
-
-def read_use(args: argparse.Namespace, default_window: str, *, node: str = "") -> UseReport:
+def read_use(args: argparse.Namespace, default_window_s: float, *, node: str = "") -> UseReport:
     """Read the report from exporters or Prometheus. Raises ConfigurationError and DraError."""
     if args.prometheus:
-        return _from_prometheus(prometheus_of(args), window_s(args, default_window), node=node)
-    window_s(args, default_window)
+        return _from_prometheus(prometheus_of(args), int(args.window or default_window_s), node=node)
+    if args.window:
+        raise ConfigurationError("--window needs --prometheus: the exporters have a fixed short window")
     with Progress("querying the exporters"):
         return ask_exporters(client(kubeconfig_of(args)), args.driver_namespace, node=node)
 
 
 def read_joined(
-    args: argparse.Namespace, default_window: str, *, node: str = ""
+    args: argparse.Namespace, default_window_s: float, *, namespace: str | None, node: str = ""
 ) -> tuple[UseReport, Callable[[ClaimDeviceUse], DeviceSize]]:
     """Return the report of `read_use` with pods and device memory from the API server, and the sizes of devices.
 
-    If the API server refuses, print a note: sizes are unknown, and pods are as the source reports them.
+    It has the claims of ``namespace`` (None: all) that -l selects. If the API server refuses, print a note: sizes are
+    unknown, and pods are as the source reports them. Raises DraError if -l cannot be evaluated.
     """
-    report = read_use(args, default_window, node=node)
+    report = read_use(args, default_window_s, node=node)
+    uses = [use for use in report.uses if namespace in (None, use.namespace)]
     lost = note_of("unknown device size: ResourceSlice or device")
-    wanted = bool(report.uses)
-    size_of = sizes_in(_listed(args, paths.resource_slices(), "the size of devices") if wanted else (), lost)
-    held = claims_held(_listed(args, paths.resource_claims(args.namespace), "pods of claims") if wanted else ())
-    return replace(report, uses=joined(report.uses, held, size_of)), size_of
+    size_of = sizes_in(_listed(args, paths.resource_slices(), "the size of devices") if uses else (), lost)
+    claims = _listed(args, paths.resource_claims(namespace), "pods of claims") if uses else ()
+    if args.selector and uses:
+        if not claims:
+            raise DraError("-l: cannot read the labels of claims; see the note above")
+        chosen = claims_held(selected(args.selector, claims))
+        uses = [use for use in uses if (use.namespace, use.claim) in chosen]
+    return replace(report, uses=joined(uses, claims_held(claims), size_of)), size_of
 
 
 def _listed(args: argparse.Namespace, path: str, what: str) -> Sequence[Any]:
@@ -211,21 +208,13 @@ def tell_source(report: UseReport) -> None:
         print(f"note: {printable(gap)}", file=sys.stderr)
 
 
+def _window_text(seconds: float) -> str:
+    return span(seconds) if seconds % 60 else format_duration(seconds)
+
+
 def note_of(kind: str) -> Callable[[str], None]:
     """Return a function that reports objects skipped by `read_all` on standard error."""
     return lambda said: print(f"note: {printable(f'{kind} {said}')}", file=sys.stderr)
-
-
-def _window_text(window: float) -> str:
-    """Return ``90 s``, ``15 min``, ``24 h``, ``7 d``."""
-    for size, unit in ((86_400, "d"), (3600, "h"), (60, "min")):
-        if window >= 2 * size or window == size:
-            return f"{window / size:g} {unit}" if window % size == 0 else f"{window / size:.1f} {unit}"
-    return f"{window:.0f} s"
-
-
-Cell = str | int | float | None  # table cell; None is unknown
-_FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
 def percent(ratio: float | None) -> str:
@@ -233,33 +222,14 @@ def percent(ratio: float | None) -> str:
 
 
 def energy(joules: float | None, *, estimated: bool = False) -> str:
-    """Return ``1.25 kWh``; ``~`` marks an estimate."""
+    """Return ``1.250 kWh``; ``~`` marks an estimate."""
     if joules is None:
         return UNKNOWN
-    mark = "~" if estimated else ""
-    return f"{mark}{joules / 3.6e6:.2f} kWh" if joules >= 3.6e5 else f"{mark}{joules / 3600:.1f} Wh"
+    return "<0.001 kWh" if 0 < joules < 1800 else f"{'~' if estimated else ''}{joules / 3.6e6:.3f} kWh"
 
 
-def number(value: Cell) -> str:
+def number(value: int | None) -> str:
     return UNKNOWN if value is None else str(value)
-
-
-def print_csv(headings: Sequence[str], rows: Iterable[Iterable[Cell]]) -> None:
-    """Print plain values, empty if unknown. Quote names that a spreadsheet would compute."""
-    writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow(headings)
-    writer.writerows(map(_cell, row) for row in rows)
-
-
-def _cell(value: Cell) -> str | int:
-    if value is None:
-        return ""
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if not isinstance(value, str):
-        return value
-    line = printable(value)
-    return f"'{line}" if line.startswith(_FORMULA) else line
 
 
 SELECTOR: Final = "app.kubernetes.io/component=exporter"

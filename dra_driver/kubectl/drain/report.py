@@ -1,10 +1,11 @@
 """Report the progress of a drain or undrain as text and JSON."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from msgspec import Struct, field
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.kubectl.drain.view import DeviceHolder
 
@@ -42,28 +43,86 @@ class DrainReport(Struct, kw_only=True):
         return " ".join([f"kubectl dra undrain {self.node}", *(f"--gpu {gpu}" for gpu in self.only)])
 
 
-def to_wire(report: DrainReport) -> dict[str, object]:
-    state = ("node", "driver", "result", "message", "gpus", "annotation", "tainted", "free", "detached")
-    return {
-        "schemaVersion": 1,
-        "kind": {"drain": "NodeDrain", "undrain": "NodeUndrain", "gpu": "GpuOperation"}[report.command],
-        **{name: getattr(report, name) for name in state},
-        "holders": [
-            {
-                **{name: getattr(holder, name) for name in ("namespace", "claim", "gpu", "device", "form")},
-                "extendedResource": holder.extended,
-                "pods": [
-                    {name: getattr(pod, name) for name in ("name", "uid", "controller", "ending")}
-                    for pod in holder.pods
-                ],
-                "users": list(holder.users),
-            }
-            for holder in report.holders
+class DrainPod(Struct, frozen=True, kw_only=True, rename=camel):
+    """A pod that uses a GPU. ``ending``: it is being deleted."""
+
+    name: str = field(name="pod")
+    uid: str
+    controller: str
+    ending: bool
+
+
+class DrainHolder(Struct, frozen=True, kw_only=True, rename=camel):
+    """A claim that uses a device; ``form`` is whole, partition, share or admin. ``users`` are not pods."""
+
+    namespace: str
+    claim: str
+    gpu: str
+    device: str
+    form: str
+    extended_resource: bool
+    pods: Sequence[DrainPod]
+    users: Sequence[str]
+
+
+class NotEvicted(Struct, frozen=True, kw_only=True, rename=camel):
+    """``pod`` is ``namespace/name``."""
+
+    pod: str
+    reason: str
+
+
+class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
+    """The result of ``command``: drain, undrain or gpu. ``items`` are the claims that use the GPUs."""
+
+    command: str
+    node: str
+    driver: str
+    result: DrainResult
+    message: str
+    gpus: Sequence[str]
+    annotation: str | None
+    tainted: bool
+    free: bool | None
+    detached: bool | None
+    items: Sequence[DrainHolder]
+    evicted: Sequence[str]
+    not_evicted: Sequence[NotEvicted]
+    next_steps: Sequence[str]
+
+
+def document_of(report: DrainReport) -> DrainDocument:
+    return DrainDocument(
+        command=report.command,
+        node=report.node,
+        driver=report.driver,
+        result=report.result,
+        message=report.message,
+        gpus=report.gpus,
+        annotation=report.annotation,
+        tainted=report.tainted,
+        free=report.free,
+        detached=report.detached,
+        items=[_holder(each) for each in report.holders],
+        evicted=tuple(report.evicted),
+        not_evicted=[NotEvicted(pod=pod, reason=why) for pod, why in report.not_evicted.items()],
+        next_steps=report.next_steps,
+    )
+
+
+def _holder(holder: DeviceHolder) -> DrainHolder:
+    return DrainHolder(
+        namespace=holder.namespace,
+        claim=holder.claim,
+        gpu=holder.gpu,
+        device=holder.device,
+        form=holder.form,
+        extended_resource=holder.extended,
+        pods=[
+            DrainPod(name=pod.name, uid=pod.uid, controller=pod.controller, ending=pod.ending) for pod in holder.pods
         ],
-        "evicted": list(report.evicted),
-        "notEvicted": [{"pod": pod, "reason": why} for pod, why in report.not_evicted.items()],
-        "next": list(report.next_steps),
-    }
+        users=tuple(holder.users),
+    )
 
 
 def line(holder: DeviceHolder) -> str:

@@ -432,7 +432,7 @@ def _summary(funnel: Funnel) -> report.RequestSummary:
         claim=funnel.spec.claim_label,
         request=funnel.spec.request,
         class_name=funnel.spec.class_name,
-        count=funnel.spec.count_text,
+        count=funnel.spec.count,
         devices=funnel.devices,
         fitting=funnel.fitting,
         nodes_short=funnel.nodes_short,
@@ -464,7 +464,9 @@ def _headline_of(request: report.RequestSummary) -> str:
         for code in _SHOWN
         if code in rejected
     )
-    left = f", {request.fitting} left, {request.count} needed on one node" if request.fitting or not shortages else ""
+    left = (
+        f", {request.fitting} left, {request.count_text} needed on one node" if request.fitting or not shortages else ""
+    )
     matches = f"{counted(matching, 'device')} match{'es' if matching == 1 else ''} request {request.request}"
     return f"{matches}: {shortages}{left}".replace(": ,", ":")
 

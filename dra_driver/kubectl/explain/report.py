@@ -1,17 +1,17 @@
 """An explanation as data (JSON and YAML output) and as text.
 
-Fields and codes are the output schema: a ``schemaVersion`` can add fields, but never renames or removes one. Empty
-lists and texts are [] and "".
+Fields and codes are the output schema. Empty lists and texts are [] and "".
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
-from msgspec import Struct, field, to_builtins
+from msgspec import Struct, field
 from msgspec.structs import replace
 
-from dra_driver.core.text import one_line, wrapped
+from dra_driver.core.document import JsonDocument, camel
+from dra_driver.core.text import counted, listed, one_line, wrapped
 
 
 class CauseCode(StrEnum):
@@ -48,7 +48,7 @@ class CauseCode(StrEnum):
     COMPUTE_INSTANCE = "computeInstance"
 
 
-class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
+class Cause(Struct, frozen=True, kw_only=True, rename=camel):
     """A cause of ``object``. ``blocks``: it prevents scheduling until it changes. ``fix`` can be ""."""
 
     code: CauseCode
@@ -56,9 +56,6 @@ class Cause(Struct, frozen=True, kw_only=True, rename="camel"):
     fix: str = ""
     object: str = ""
     blocks: bool = True
-
-
-SCHEMA_VERSION: Final = 1
 
 
 class Answer(StrEnum):
@@ -80,41 +77,45 @@ class Answer(StrEnum):
         return self not in (Answer.CANNOT_FIT, Answer.PLACED, Answer.UNHEALTHY, Answer.UNKNOWN)
 
 
-class Verdict(Struct, frozen=True, kw_only=True, rename="camel"):
+class Verdict(Struct, frozen=True, kw_only=True, rename=camel):
     answer: Answer
     sentence: str
-    nodes_fit: int
-    nodes_total: int
+    nodes_fit: int = field(name="fittingNodeCount")
+    nodes_total: int = field(name="nodeCount")
 
 
-class Reason(Struct, frozen=True, kw_only=True, rename="camel"):
+class Reason(Struct, frozen=True, kw_only=True, rename=camel):
     """Reason for rejected devices. ``seen``: found values, most frequent first; ``examples``: devices."""
 
     code: str
     message: str
-    devices: int
-    nodes: int
+    devices: int = field(name="deviceCount")
+    nodes: int = field(name="nodeCount")
     seen: Sequence[str]
     examples: Sequence[str]
 
 
-class RequestSummary(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One request of one claim; ``request`` is ``main`` or ``main/sub``, ``count`` a number or ``all``.
+class RequestSummary(Struct, frozen=True, kw_only=True, rename=camel):
+    """One request of one claim; ``request`` is ``main`` or ``main/sub``, ``count`` is None for all devices.
 
     ``fitting`` of all checked ``devices`` were not rejected. On ``nodes_short`` nodes fewer than ``count`` fit.
     """
 
     claim: str
     request: str
-    class_name: str
-    count: str
-    devices: int
-    fitting: int
-    nodes_short: int
+    class_name: str = field(name="deviceClass")
+    count: int | None
+    devices: int = field(name="deviceCount")
+    fitting: int = field(name="fittingCount")
+    nodes_short: int = field(name="shortNodeCount")
     reasons: Sequence[Reason]
 
+    @property
+    def count_text(self) -> str:
+        return "all" if self.count is None else str(self.count)
 
-class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
+
+class NearestMiss(Struct, frozen=True, kw_only=True, rename=camel):
     device: str
     node: str
     request: str
@@ -122,16 +123,16 @@ class NearestMiss(Struct, frozen=True, kw_only=True, rename="camel"):
     fix: str
 
 
-class NodeReason(Struct, frozen=True, kw_only=True, rename="camel"):
+class NodeReason(Struct, frozen=True, kw_only=True, rename=camel):
     """Nodes that reject the pod for one reason. ``by_devices``: the reason concerns devices."""
 
     message: str
-    nodes: int
+    nodes: int = field(name="nodeCount")
     by_devices: bool
     examples: Sequence[str]
 
 
-class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
+class DeviceLine(Struct, frozen=True, kw_only=True, rename=camel):
     """One device of a node. ``code`` is the code of a reason, ``given`` or ``free``."""
 
     request: str
@@ -140,16 +141,17 @@ class DeviceLine(Struct, frozen=True, kw_only=True, rename="camel"):
     message: str
 
 
-class NodeDetail(Struct, frozen=True, kw_only=True, rename="camel"):
-    name: str
+class NodeDetail(Struct, frozen=True, kw_only=True, rename=camel):
+    name: str = field(name="node")
     fits: bool
     message: str
     devices: Sequence[DeviceLine]
     allocation: Sequence[str]
 
 
-class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
-    """An explanation. ``scheduler`` is the scheduler's last message in the pod's condition."""
+class Explanation(JsonDocument, frozen=True, kw_only=True):
+    """An explanation. ``scheduler`` is the scheduler's last message in the pod's condition. The answer also holds for
+    ``equal_pods``."""
 
     subject: str
     kind: str = field(name="subjectKind")
@@ -164,10 +166,11 @@ class Explanation(Struct, frozen=True, kw_only=True, rename="camel"):
     node: NodeDetail | None = None
     scheduler: str = ""
     notes: Sequence[str] = ()
+    equal_pods: Sequence[str] = ()
 
 
-def to_wire(report: Explanation) -> dict[str, Any]:
-    return {"schemaVersion": SCHEMA_VERSION, "kind": "Explanation", **to_builtins(report)}
+class ExplanationList(JsonDocument, frozen=True, kw_only=True):
+    items: Sequence[Explanation]
 
 
 _MAX_REASONS: Final = 8
@@ -188,6 +191,8 @@ def render(report: Explanation, style: Style = plain) -> str:
     report = _on_one_line(report)
     first, *rest = wrapped(f"{report.subject} {report.verdict.sentence}", "  ")
     lines = [style(first, "good" if report.verdict.answer.is_good else "bad"), *rest]
+    if report.equal_pods:
+        lines += wrapped(f"  also: {listed(report.equal_pods)}", "    ")
     if report.fitting_nodes and report.verdict.answer is Answer.FITS:
         more = report.verdict.nodes_fit - len(report.fitting_nodes)
         shown = ", ".join(report.fitting_nodes) + (f" and {more} more" if more else "")
@@ -218,11 +223,11 @@ def _requests(report: Explanation, style: Style) -> Iterator[str]:
     for request in report.requests[:_MAX_REQUESTS]:
         yield ""
         yield style(
-            f"{request.claim}, request {request.request}: {request.count} of class {request.class_name}", "head"
+            f"{request.claim}, request {request.request}: {request.count_text} of class {request.class_name}", "head"
         )
         yield from _funnel(request, style)
     if len(report.requests) > _MAX_REQUESTS:
-        yield f"  and {len(report.requests) - _MAX_REQUESTS} more requests (-o json shows all)"
+        yield f"  and {counted(len(report.requests) - _MAX_REQUESTS, 'more request')} (-o json shows all)"
 
 
 def _funnel(request: RequestSummary, style: Style) -> Iterator[str]:

@@ -91,10 +91,6 @@ class RequestSpec(Struct, frozen=True, kw_only=True):
     selector_cache: dict[Hashable, Any] = field(default_factory=dict)
 
     @property
-    def count_text(self) -> str:
-        return "all" if self.count is None else str(self.count)
-
-    @property
     def is_extended(self) -> bool:
         """Return whether the scheduler creates the claim for extended resources of a pod."""
         return self.claim_label == EXTENDED_LABEL

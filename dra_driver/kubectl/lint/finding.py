@@ -14,6 +14,7 @@ from typing import Final, Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import counted, cut, printable
 from dra_driver.kubectl.lint.manifest import ManifestText, Spot
 from dra_driver.kubectl.lint.reading import YamlNode, line_and_column, line_at, offset_in_text
@@ -88,9 +89,6 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
 RULES: Final = MappingProxyType({row[0]: LintRule(*row) for row in _ALL})
 
 
-SCHEMA_VERSION: Final = 1
-
-
 class Finding(Struct, frozen=True, kw_only=True):
     """A violation of a rule. ``line`` and ``column`` count from 1; they are 0 without a position.
 
@@ -109,10 +107,6 @@ class Finding(Struct, frozen=True, kw_only=True):
     hint: str = ""
     excerpt: str = ""
     caret: int = 0
-
-    def to_wire(self) -> dict[str, str | int]:
-        fields = ("severity", "message", "hint", "file", "line", "column", "object", "path")
-        return {"rule": self.rule, "name": RULES[self.rule].name, **{name: getattr(self, name) for name in fields}}
 
 
 class LintReport(Struct, frozen=True, kw_only=True):
@@ -134,14 +128,58 @@ class LintReport(Struct, frozen=True, kw_only=True):
         raised = [replace(f, severity="error") if f.severity == "warning" else f for f in self.findings]
         return replace(self, findings=tuple(raised))
 
-    def to_wire(self) -> dict[str, object]:
-        """Return the document of ``-o json``; fields are never renamed or removed."""
-        summary: dict[str, int] = {"files": self.files, "objects": self.objects, "leftOut": self.left_out}
-        return {
-            "schemaVersion": SCHEMA_VERSION,
-            "summary": summary | {severity: self.count(severity) for severity in RANK},
-            "findings": [finding.to_wire() for finding in self.findings],
-        }
+
+class LintFinding(Struct, frozen=True, kw_only=True, rename=camel):
+    """A violation of ``rule``, whose name is ``rule_name``. ``line`` and ``column`` count from 1, 0 is unknown."""
+
+    rule: str
+    rule_name: str
+    severity: Severity
+    message: str
+    fix: str
+    file: str
+    line: int
+    column: int
+    object: str
+    path: str
+
+
+class LintDocument(JsonDocument, frozen=True, kw_only=True, tag="LintReport"):
+    """``omitted_count`` findings exceed the limit per file."""
+
+    file_count: int
+    object_count: int
+    omitted_count: int
+    error_count: int
+    warning_count: int
+    info_count: int
+    items: Sequence[LintFinding]
+
+
+def document_of(report: LintReport) -> LintDocument:
+    return LintDocument(
+        file_count=report.files,
+        object_count=report.objects,
+        omitted_count=report.left_out,
+        error_count=report.count("error"),
+        warning_count=report.count("warning"),
+        info_count=report.count("info"),
+        items=[
+            LintFinding(
+                rule=each.rule,
+                rule_name=RULES[each.rule].name,
+                severity=each.severity,
+                message=each.message,
+                fix=each.hint,
+                file=each.file,
+                line=each.line,
+                column=each.column,
+                object=each.object,
+                path=each.path,
+            )
+            for each in report.findings
+        ],
+    )
 
 
 _COLOURS: Final = {"error": "31", "warning": "33", "info": "36"}
@@ -155,10 +193,6 @@ def as_text(report: LintReport, *, colour: bool = False) -> str:
         for file, found in groupby(report.findings, lambda finding: finding.file)
     ]
     return "\n\n".join([*blocks, _summary(report)])
-
-
-def as_json(report: LintReport) -> str:
-    return json.dumps(report.to_wire(), indent=2, ensure_ascii=False)
 
 
 def as_github(report: LintReport) -> str:

@@ -2,13 +2,15 @@
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
+from msgspec import Struct
+
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import printable
 from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
 from dra_driver.kubectl.migrate.translation import Translation
 
-SCHEMA_VERSION: Final = 1
 _PLACES: Final = 3
 _ORDER: Final = (FieldOutcome.NOT_CARRIED, FieldOutcome.CHANGED, FieldOutcome.CARRIED)
 
@@ -42,27 +44,55 @@ def as_text(translation: Translation) -> str:
     return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
 
 
-def as_json(translation: Translation) -> dict[str, object]:
-    """Return the JSON report. Fields are never renamed."""
-    return {
-        "schemaVersion": SCHEMA_VERSION,
-        "summary": {str(outcome): count for outcome, count in counts(translation).items()},
-        "problems": list(translation.problems),
-        "hints": list(translation.hints),
-        "notes": [
-            {
-                "outcome": str(note.outcome),
-                "file": note.source,
-                "document": note.document,
-                "line": note.line,
-                "object": note.subject,
-                "field": note.field,
-                "value": note.value,
-                "text": note.text,
-            }
+class FieldNote(Struct, frozen=True, kw_only=True, rename=camel):
+    """The outcome of one field of an input: ``outcome`` is carried over, changed or not carried over."""
+
+    outcome: str
+    file: str
+    document: int
+    line: int
+    object: str
+    field: str
+    value: str
+    message: str
+
+
+class MigrationReport(JsonDocument, frozen=True, kw_only=True):
+    """The report on every field of the inputs. ``outcomes`` counts the notes by outcome."""
+
+    outcomes: Mapping[str, int]
+    problems: Sequence[str]
+    hints: Sequence[str]
+    items: Sequence[FieldNote]
+
+
+class Migration(JsonDocument, frozen=True, kw_only=True):
+    """``items`` are Kubernetes objects, ``values`` are for this driver's chart."""
+
+    items: Sequence[Mapping[str, Any]]
+    values: Mapping[str, Any]
+    report: MigrationReport
+
+
+def report_of(translation: Translation) -> MigrationReport:
+    return MigrationReport(
+        outcomes={str(outcome): count for outcome, count in counts(translation).items()},
+        problems=tuple(translation.problems),
+        hints=tuple(translation.hints),
+        items=[
+            FieldNote(
+                outcome=str(note.outcome),
+                file=note.source,
+                document=note.document,
+                line=note.line,
+                object=note.subject,
+                field=note.field,
+                value=note.value,
+                message=note.text,
+            )
             for note in translation.notes
         ],
-    }
+    )
 
 
 def _by_document(notes: Sequence[MigrationNote]) -> list[str]:

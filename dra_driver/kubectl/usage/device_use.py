@@ -6,18 +6,14 @@ Unknown values are None, and a sum with an unknown part has ``partial``.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, Final
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Struct, field
+from msgspec.structs import fields
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import printable
 from dra_driver.core.wire import from_wire
 from dra_driver.kube.devices import HeldClaim, held_claim
 from dra_driver.kube.shapes import MetadataPart
-
-
-def camel(name: str) -> str:
-    """Return the name in JSON: ``idleSeconds`` for ``idle_s``."""
-    first, *rest = name.split("_")
-    return first + "".join({"s": "Seconds"}.get(part, part.capitalize()) for part in rest)
 
 
 class ClaimDeviceUse(Struct, frozen=True, kw_only=True, rename=camel):
@@ -40,9 +36,9 @@ class ClaimDeviceUse(Struct, frozen=True, kw_only=True, rename=camel):
     sm_ratio: float | None = None
     energy_joules: float | None = None
     energy_estimated: bool = False
-    processes: int | None = None
+    processes: int | None = field(name="processCount", default=None)
     idle_s: float | None = None
-    held_s: float | None = None
+    held_s: float | None = field(name="observedSeconds", default=None)
 
 
 class GpuMemory(Struct, frozen=True, kw_only=True):
@@ -72,45 +68,72 @@ class UseReport(Struct, frozen=True, kw_only=True):
 
 
 class UseSum(Struct, frozen=True, kw_only=True, rename=camel):
-    """Sum over the devices of one claim, pod, namespace or node. ``partial`` names the fields that lack a part."""
+    """Sum over the devices of one claim, pod, namespace, node or value of a label, which ``key`` names. ``partial``
+    has the keys that lack a part."""
 
-    key: tuple[str, ...]
-    claims: int
-    devices: int
+    key: Mapping[str, str]
+    claims: int = field(name="claimCount")
+    devices: int = field(name="deviceCount")
     used_bytes: int | None
     granted_bytes: int | None
     peak_bytes: int | None
     sm_ratio: float | None
     energy_joules: float | None
     energy_estimated: bool
-    processes: int | None
+    processes: int | None = field(name="processCount")
     idle_s: float | None
     partial: tuple[str, ...] = ()
 
 
-KEYS: Final[Mapping[str, Callable[[ClaimDeviceUse], tuple[str, ...]]]] = {
-    "claim": lambda use: (use.namespace, use.claim),
-    "pod": lambda use: (use.namespace, ",".join(use.pods)),  # the pods of a claim share its use
-    "namespace": lambda use: (use.namespace,),
-    "node": lambda use: (use.node,),
+class UsageList(JsonDocument, frozen=True, kw_only=True):
+    """Use of each device by each claim. ``window_s`` applies to peaks and energy."""
+
+    source: str
+    window_s: float
+    gaps: Sequence[str] = ()
+    items: Sequence[ClaimDeviceUse]
+
+
+class UsageSumList(JsonDocument, frozen=True, kw_only=True):
+    """Sums of `UsageList`; ``by`` is claim, pod, namespace, node or ``label:KEY``."""
+
+    source: str
+    window_s: float
+    by: str
+    gaps: Sequence[str] = ()
+    items: Sequence[UseSum]
+
+
+def json_key(name: str) -> str:
+    """Return the key in JSON of a field of `UseSum`."""
+    return next(each.encode_name for each in fields(UseSum) if each.name == name)
+
+
+Key = tuple[tuple[str, str], ...]
+KEYS: Final[Mapping[str, Callable[[ClaimDeviceUse], Key]]] = {
+    "claim": lambda use: (("namespace", use.namespace), ("claim", use.claim)),
+    # The pods of a claim share its use.
+    "pod": lambda use: (("namespace", use.namespace), ("pod", ",".join(use.pods))),
+    "namespace": lambda use: (("namespace", use.namespace),),
+    "node": lambda use: (("node", use.node),),
 }
 
 
-def summed(uses: Iterable[ClaimDeviceUse], key_of: Callable[[ClaimDeviceUse], tuple[str, ...]]) -> list[UseSum]:
+def summed(uses: Iterable[ClaimDeviceUse], key_of: Callable[[ClaimDeviceUse], Key]) -> list[UseSum]:
     """Return one sum for each key, sorted. Utilisation is the mean over devices, idleness the shortest."""
-    groups: dict[tuple[str, ...], list[ClaimDeviceUse]] = {}
+    groups: dict[Key, list[ClaimDeviceUse]] = {}
     for use in uses:
         groups.setdefault(key_of(use), []).append(use)
-    return [_sum(key, groups[key]) for key in sorted(groups)]
+    return [_sum(dict(key), groups[key]) for key in sorted(groups)]
 
 
-def _sum(key: tuple[str, ...], uses: Sequence[ClaimDeviceUse]) -> UseSum:
+def _sum(key: Mapping[str, str], uses: Sequence[ClaimDeviceUse]) -> UseSum:
     partial: list[str] = []
 
     def known(name: str) -> list[float]:
         values = [value for use in uses if (value := getattr(use, name)) is not None]
         if values and len(values) < len(uses):
-            partial.append(name)
+            partial.append(json_key(name))
         return values
 
     def total(name: str) -> int | None:

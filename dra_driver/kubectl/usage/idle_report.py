@@ -9,8 +9,9 @@ from enum import Enum
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.mig import parent_name
-from dra_driver.core.model.usage import EnoughMemory, Profile, fit
+from dra_driver.core.model.usage import Profile, fit
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import read_all
@@ -24,13 +25,27 @@ class UsageFinding(Enum):
     USED = "used"
 
 
-class IdleRow(Struct, frozen=True, kw_only=True):
-    """Finding for one device of one claim; ``enough`` only for `UsageFinding.OVERSIZE`."""
+class IdleRow(Struct, frozen=True, kw_only=True, rename=camel):
+    """Finding for one device of one claim. An oversized one would fit ``profile`` or a share of ``share_bytes``."""
 
-    use: ClaimDeviceUse
+    namespace: str
+    claim: str
+    node: str
+    device: str
+    memory_bytes: int | None
+    peak_bytes: int | None
+    idle_s: float | None
     finding: UsageFinding
-    held_bytes: int | None = None
-    enough: EnoughMemory | None = None
+    profile: str = ""
+    share_bytes: int | None = None
+    pods: Sequence[str] = ()
+
+
+class IdleList(JsonDocument, frozen=True, kw_only=True):
+    source: str
+    window_s: float
+    gaps: Sequence[str] = ()
+    items: Sequence[IdleRow]
 
 
 class DeviceSize(Struct, frozen=True, kw_only=True):
@@ -80,12 +95,25 @@ def claim_idle_s(devices: Sequence[ClaimDeviceUse]) -> float | None:
 
 def _row(use: ClaimDeviceUse, size: DeviceSize, idle_s: float | None, idle_after_s: float) -> IdleRow:
     held = use.granted_bytes
+    finding = UsageFinding.UNKNOWN if idle_s is None else UsageFinding.USED
+    enough = None
     if idle_s is not None and idle_s >= idle_after_s:
-        return IdleRow(use=use, finding=UsageFinding.IDLE, held_bytes=held)
-    enough = fit(use.peak_bytes, held, size.profiles) if use.used_bytes is not None else None
-    if enough is not None:
-        return IdleRow(use=use, finding=UsageFinding.OVERSIZE, held_bytes=held, enough=enough)
-    return IdleRow(use=use, finding=UsageFinding.UNKNOWN if idle_s is None else UsageFinding.USED, held_bytes=held)
+        finding = UsageFinding.IDLE
+    elif use.used_bytes is not None and (enough := fit(use.peak_bytes, held, size.profiles)) is not None:
+        finding = UsageFinding.OVERSIZE
+    return IdleRow(
+        namespace=use.namespace,
+        claim=use.claim,
+        node=use.node,
+        device=use.device,
+        memory_bytes=held,
+        peak_bytes=use.peak_bytes,
+        idle_s=use.idle_s,
+        finding=finding,
+        profile=enough.profile or "" if enough else "",
+        share_bytes=enough.share_bytes if enough else None,
+        pods=use.pods,
+    )
 
 
 class _Attribute(Struct, frozen=True):

@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.shapes import MetadataPart
 from dra_driver.kubectl.usage.device_use import text
@@ -86,27 +87,22 @@ class ExtendedClass(Struct, frozen=True):
     spec: _ClassSpec = _ClassSpec()
 
 
-class QuotaRow(Struct, frozen=True, kw_only=True, rename="camel"):
-    """One limit of one quota. ``used`` is None until Kubernetes has counted. ``idle`` are devices of idle claims that
-    count against it, None if unknown."""
+class QuotaRow(Struct, frozen=True, kw_only=True, rename=camel):
+    """One limit of one quota; ``quota`` is "" and ``hard`` None for a class without a limit. ``used`` is None until
+    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown."""
 
     namespace: str
-    quota: str
-    limit: str
+    quota: str = ""
+    limit: str = ""
     device_class: str = ""
-    hard: int
-    used: int | None
-    idle: int | None = None
-
-    @property
-    def left(self) -> int | None:
-        return None if self.used is None else max(0, self.hard - self.used)
+    hard: int | None = field(name="hardCount", default=None)
+    used: int | None = field(name="usedCount", default=None)
+    left: int | None = field(name="leftCount", default=None)
+    idle: int | None = field(name="idleCount", default=None)
 
 
-class UnlimitedClass(Struct, frozen=True, kw_only=True, rename="camel"):
-    namespace: str
-    device_class: str
-    devices: int
+class QuotaList(JsonDocument, frozen=True, kw_only=True):
+    items: Sequence[QuotaRow]
 
 
 def rows(
@@ -130,21 +126,22 @@ def rows(
                     limit=text(limit),
                     device_class=text(device_class),
                     hard=count,
-                    used=_count(quota.status.used.get(limit)),
+                    used=(used := _count(quota.status.used.get(limit))),
+                    left=None if used is None else max(0, count - used),
                     idle=None if idle is None or not is_class else idle.get((namespace, device_class), 0),
                 )
             )
     return sorted(found, key=lambda row: (row.namespace, row.quota, row.limit))
 
 
-def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[UnlimitedClass]:
+def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[QuotaRow]:
     """Return the unlimited classes with devices in a namespace, sorted."""
     limited = {(row.namespace, row.device_class) for row in found}
     counts = Counter(
         (text(claim.metadata.namespace) or "default", name) for claim in claims for name in classes_held(claim)
     )
     return [
-        UnlimitedClass(namespace=key[0], device_class=key[1], devices=counts[key])
+        QuotaRow(namespace=key[0], device_class=key[1], used=counts[key])
         for key in sorted(counts)
         if key[1] and key not in limited
     ]

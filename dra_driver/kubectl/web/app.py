@@ -423,4 +423,4 @@ def _node_texts(node: NodeRow) -> str:
 
 
 def _claim_texts(row: ClaimRow) -> str:
-    return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *row.requests))
+    return " ".join((f"{row.namespace}/{row.name}", row.state, *row.nodes, *row.pods, *map(str, row.requests)))

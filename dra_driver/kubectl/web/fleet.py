@@ -26,7 +26,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
 from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, pool_of, unhealthy_by
 from dra_driver.kube.published import names
-from dra_driver.kubectl.capacity import NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
+from dra_driver.kubectl.capacity import MEMORY_KEY, NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
 from dra_driver.kubectl.usage.device_use import MAX_BYTES
 from dra_driver.scheduler.allocation import untolerated
 
@@ -426,9 +426,9 @@ def _part(
         start, width = _place(attributes, found.driver, slices, memory, total)
     elif grant.consumed:
         form = SHARE
-        memory = _bytes(grant.consumed.get(names.MEMORY))
+        memory = _bytes(str(grant.consumed.get(MEMORY_KEY) or ""))
         asked = grant.consumed.get(names.COMPUTE_PERCENT)
-        percent = int(asked) if asked and asked.isdigit() and len(asked) < 4 else None
+        percent = asked if isinstance(asked, int) and 0 <= asked < 1000 else None
         label = gib(memory) if memory else "share"
         start, width = min(at, 100.0), min(max(100.0 * memory / total, 0.001 * bool(memory)), 100.0) if total else 0.0
     return Part(

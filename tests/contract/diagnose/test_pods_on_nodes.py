@@ -9,11 +9,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from msgspec import to_builtins
 
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, ServerBusyError
-from dra_driver.core.finding import Finding, Layer, Status, finding_to_wire
+from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.diagnose.doctor.on_node import node_of_pod, visit_node
-from dra_driver.diagnose.doctor.report import DoctorReport, to_wire
+from dra_driver.diagnose.doctor.report import DoctorReport, document_of
 from dra_driver.diagnose.hardware import storage
 from dra_driver.diagnose.hardware.remote import run_on_node
 from dra_driver.diagnose.hardware.values import HardwareReport, Reading
@@ -36,7 +38,7 @@ def ended(log: str) -> Statuses:
 
 
 def test_the_nodes_report_arrives_and_the_pod_is_gone(api: ApiServer, cluster: RestClient) -> None:
-    log = f"a warning\n{json.dumps(to_wire(REPORT))}\nlibnvidia: bye\n"
+    log = f"a warning\n{json.dumps(to_wire(document_of(REPORT)))}\nlibnvidia: bye\n"
     said: list[str] = []
     with Kubelet(api, cluster, ended(log)).running() as kubelet:
         report = visit_node(cluster, PLACE, said.append, pods=("team-a/train",))
@@ -58,8 +60,8 @@ def test_a_pod_without_a_report_says_why_and_is_deleted(api: ApiServer, cluster:
 
 
 def test_a_report_of_another_version_is_refused(api: ApiServer, cluster: RestClient) -> None:
-    log = json.dumps(to_wire(REPORT) | {"schemaVersion": 7}) + "\n"
-    with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of schemaVersion 7"):
+    log = json.dumps(to_wire(document_of(REPORT)) | {"apiVersion": "v7"}) + "\n"
+    with Kubelet(api, cluster, ended(log)).running(), pytest.raises(ConfigurationError, match="of apiVersion v7"):
         visit_node(cluster, PLACE, print)
     assert cluster.list(PODS)["items"] == []
 
@@ -83,7 +85,7 @@ class LosesLogs(Refuses):
 @pytest.mark.parametrize("times", [2, 100])
 def test_a_log_that_cannot_be_read_is_no_log_without_a_report(api: ApiServer, cluster: RestClient, times: int) -> None:
     """The API server asks the kubelet for it: it is asked again, and in the end the reason is told."""
-    log = json.dumps(to_wire(REPORT)) + "\n"
+    log = json.dumps(to_wire(document_of(REPORT))) + "\n"
     fails = contextlib.nullcontext() if times < 5 else pytest.raises(ServerBusyError, match="connection refused")
     with Kubelet(api, cluster, ended(log)).running(), fails:
         report = visit_node(LosesLogs(cluster, times), PLACE, print, sleep=lambda _s: None)
@@ -134,11 +136,11 @@ def test_a_node_that_does_not_exist_is_refused(cluster: RestClient) -> None:
 def test_the_command_adds_what_the_node_says(
     api: ApiServer, cluster: RestClient, kubeconfig: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with Kubelet(api, cluster, ended(json.dumps(to_wire(REPORT)) + "\n")).running():
+    with Kubelet(api, cluster, ended(json.dumps(to_wire(document_of(REPORT))) + "\n")).running():
         status = main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
     assert status == wire["exitStatus"] != 0
-    assert finding_to_wire(FINDING) in wire["findings"]
+    assert to_builtins(FINDING) in wire["items"]
     assert "a pod on node node-7" in wire["source"]
     assert cluster.list(PODS)["items"] == []
 
@@ -150,9 +152,9 @@ def test_a_node_that_cannot_be_looked_at_leaves_the_rest_of_the_report(
     with Kubelet(api, cluster, ended("no report\n")).running():
         main(["doctor", "node/node-7", "--on-node", "-o", "json", "--kubeconfig", kubeconfig])
     wire = json.loads(capsys.readouterr().out)
-    (found,) = [each for each in wire["findings"] if each["check"] == "on-node"]
+    (found,) = [each for each in wire["items"] if each["check"] == "on-node"]
     assert (found["status"], found["layer"]) == ("unknown", "node")
-    assert len(wire["findings"]) > 1
+    assert len(wire["items"]) > 1
 
 
 @pytest.mark.parametrize("target", [[], ["claim/x"]])

@@ -295,7 +295,7 @@ class Answers:
             wanted = {(row.name, each.node, each.device, tuple(row.pods)) for row in mine for each in row.devices}
             yield from differ(f"holders: usage of {name}", shown, wanted)
             yield from differ(
-                "holders: sums", {each.key[1] for each in summed(uses, KEYS["claim"])}, {r.name for r in mine}
+                "holders: sums", {each.key["claim"] for each in summed(uses, KEYS["claim"])}, {r.name for r in mine}
             )
 
     def _about_waiting(self) -> Iterator[str]:

@@ -53,14 +53,14 @@ def test_what_is_no_report_is_refused(wrong: bytes) -> None:
 
 @pytest.mark.parametrize("value", [None, "3", -1, True, [], 1e400, pytest.param(10**400, id="larger than a float")])
 def test_a_number_that_is_none_counts_as_zero(value: Any) -> None:
-    written = {"model": "x", "gpus": {"free": value}, "requests": [{"request": "r", "fits": value}]}
-    (model,) = decode(text(models=[written]))
+    written = {"product": "x", "gpuCount": {"free": value}, "requests": [{"request": "r", "fitCount": value}]}
+    (model,) = decode(text(items=[written]))
     assert (model.gpus["free"], model.requests[0].fits) == (0, 0)
 
 
 def test_models_and_requests_are_bounded_and_their_names_too() -> None:
     requests = [{"request": f"{'r' * 95}\n{number}"} for number in range(99)]
-    models = decode(text(models=[{"model": f"m{number}", "requests": requests} for number in range(99)]))
+    models = decode(text(items=[{"product": f"m{number}", "requests": requests} for number in range(99)]))
     assert len(models) == MAX_MODELS
     assert len(models[0].requests) == MAX_REQUESTS
     assert all(len(item.request) <= 100 and item.request.isprintable() for item in models[0].requests)

@@ -45,11 +45,12 @@ def test_listed_names_are_few_and_differ() -> None:
     ("count", "shown"),
     [
         (None, "?"),
-        (0, "0"),
-        (10 * 2**30, "10 GiB"),
+        (0, "0.0 GiB"),
+        (1 << 20, "<0.1 GiB"),
+        (10 * 2**30, "10.0 GiB"),
         (9984 << 20, "9.8 GiB"),
-        (80944 << 20, "79 GiB"),
-        (1004 << 27, "126 GiB"),
+        (80944 << 20, "79.0 GiB"),
+        (1004 << 27, "125.5 GiB"),
     ],
 )
 def test_bytes_are_shown_in_gib(count: int | None, shown: str) -> None:

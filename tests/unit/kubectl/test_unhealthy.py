@@ -10,11 +10,12 @@ from dra_driver.core.model.health import TAINT_KEYS, HealthCause
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.capacity import claims_of, survey
 from dra_driver.kubectl.commands.capacity import _gpus
-from dra_driver.kubectl.commands.claims import row
+from dra_driver.kubectl.commands.claims import COLUMNS
 from dra_driver.kubectl.explain import Answer, claim_subject, explain, explain_pods, render
 from dra_driver.kubectl.explain.manifests import pods_in
 from dra_driver.kubectl.web.fleet import fleet_of
 from tests.fakes.dra_objects import Obj, device_class, exactly, node, resource_slice
+from tests.unit.kubectl.capacity.helpers import cells
 from tests.unit.kubectl.explain.clusters import A, a100, allocated_claim, cluster, explained, pod, template
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -49,7 +50,8 @@ def test_a_pod_on_an_unhealthy_gpu_is_fine_in_no_answer(cause: HealthCause) -> N
         assert f"but device gpu-0 of a/gpu.nvidia.com is unhealthy (taint {shown})" in report.verdict.sentence
         assert "fix: delete pod train; a new one fits on 1 of 1 node" in render(report)
     (claim,) = claims_of(state, NOW)
-    assert f"gpu-0 (unhealthy: {shown})" in row(claim)
+    row = cells(COLUMNS, claim)
+    assert (row["DEVICES"], row["TAINTS"]) == ("gpu-0 (unhealthy)", shown)
     (model,) = survey(state).models
     assert (model.gpus.used, model.gpus.held_unhealthy, _gpus(model)[4]) == (1, 1, "1 held unhealthy")
     (page,) = fleet_of(state.slices, state.nodes, [claim], {}).nodes
@@ -73,7 +75,7 @@ def test_a_held_device_that_is_not_published_has_unknown_health() -> None:
     report = explained(state, dict(state.pods[0]))
     assert report.verdict.answer is Answer.UNHEALTHY
     assert "gpu-0 of a/gpu.nvidia.com is not published, so its health is unknown" in report.verdict.sentence
-    assert "gpu-0 (not published)" in row(claims_of(state, NOW)[0])
+    assert cells(COLUMNS, claims_of(state, NOW)[0])["DEVICES"] == "gpu-0 (not published)"
 
 
 def test_pods_that_share_a_healthy_claim_stay() -> None:

@@ -15,7 +15,7 @@ LOCAL = ("pods", "resourceclaims", "resourceclaimtemplates", "events", "persiste
 NOT_ASKED = frozenset({"version", "migrate", "ui"})
 """Commands that ask no API server for objects: the version, manifests of files, a page that runs on."""
 COMMANDS = {
-    **{name: (name,) for name in ("devices", "topology", "claims", "capacity", "usage", "idle", "quota")},
+    **{name: (name,) for name in ("devices", "topology", "claims", "capacity", "usage", "top", "idle", "quota")},
     "gpu": ("gpu", "reset", "gpu-a/gpu-0"),
     "doctor": ("doctor",),
     "smoke": ("smoke",),

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.core.document import to_wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import dump, load
-from dra_driver.kubectl.explain import claim_subject, explain, to_wire
+from dra_driver.kubectl.explain import claim_subject, explain
 from tests.bench import allocation_cluster as cluster
 
 NODES = 5
@@ -53,7 +54,7 @@ def test_a_node_with_other_devices_is_not_taken_for_its_neighbour(tmp_path: Path
             spec["devices"] = [device for device in spec["devices"] if "1g20gb" not in device["name"]]
     dump(state, tmp_path / "state.json")
     report = to_wire(explain(loaded := load(tmp_path / "state.json"), claim_subject(loaded, "default", "claim")))
-    assert report["verdict"]["nodesFit"] == NODES - 1
+    assert report["verdict"]["fittingNodeCount"] == NODES - 1
     assert "node-3" not in report["fittingNodes"]
 
 

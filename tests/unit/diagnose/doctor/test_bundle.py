@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry.logs import redact
 from dra_driver.diagnose.doctor import bundle
@@ -21,7 +22,7 @@ from dra_driver.diagnose.doctor.bundle import read_logs
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.reading import read_facts
 from dra_driver.diagnose.doctor.reduce import redacted
-from dra_driver.diagnose.doctor.report import render, to_wire
+from dra_driver.diagnose.doctor.report import document_of, render
 from tests.doctor_faults.cluster import SERVER, Cluster, named, template, unready, workload
 from tests.fakes.dra_objects import DRIVER, Obj, allocated, claim
 from tests.harness.raising import fails
@@ -38,7 +39,7 @@ def written(cluster: Cluster, path: Path) -> bundle.SupportBundle:
         facts=facts,
         created_at="2026-11-22T10:00:00Z",
         program_version="0.1.0",
-        report=to_wire(report),
+        report=to_wire(document_of(report)),
         report_text=render(report),
         logs=logs,
     )
@@ -75,7 +76,7 @@ def test_what_is_read_back_gives_the_same_report(tmp_path: Path) -> None:
     before = written(cluster, tmp_path / "b.tar.gz")
     facts = bundle.read(tmp_path / "b.tar.gz")
     again = diagnose(facts, DoctorScope(), clock=time.monotonic)
-    assert to_wire(again)["findings"] == before.report["findings"]
+    assert to_wire(document_of(again))["items"] == before.report["items"]
     assert facts.state().server_version == "v1.36.2"
     assert bundle.is_bundle(tmp_path / "b.tar.gz")
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600

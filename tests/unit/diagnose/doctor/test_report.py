@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Check, Finding, Layer, Status, UnansweredError, run_all
-from dra_driver.diagnose.doctor.report import DoctorReport, from_wire, merged, render, to_wire
+from dra_driver.diagnose.doctor.report import DoctorReport, document_of, from_wire, merged, render
 
 
 def finding(layer: Layer, status: Status, **changed: str) -> Finding:
@@ -52,7 +53,7 @@ def test_a_check_that_misses_a_fact_or_breaks_stops_no_other() -> None:
 
 def test_json_there_and_back() -> None:
     whole = report(finding(Layer.API, Status.OK), finding(Layer.CDI, Status.FAIL))
-    wire = json.loads(json.dumps(to_wire(whole)))
+    wire = json.loads(json.dumps(to_wire(document_of(whole))))
     assert wire["exitStatus"] == 1
     assert wire["firstBroken"]["layer"] == "cdi"
     assert from_wire(wire, "report.json") == whole
@@ -62,22 +63,22 @@ def test_json_there_and_back() -> None:
     ("changed", "message"),
     [
         ({"kind": "List"}, "no DoctorReport"),
-        ({"schemaVersion": 2}, "schemaVersion 2, this program reads 1"),
-        ({"findings": {}}, "must be a list"),
-        ({"findings": [1]}, "Expected `object`, got `int`"),
-        ({"findings": [{"layer": "moon", "status": "ok"}]}, "moon"),
-        ({"findings": [{"layer": "api", "status": "ok", "seen": 1}]}, "Expected `str`, got `int`"),
-        ({"findings": [{"status": "fail", "seen": "x"}]}, "a finding has no layer"),
+        ({"apiVersion": "v2"}, "apiVersion v2, this program reads cli.dra-driver.io/v1"),
+        ({"items": {}}, "must be a list"),
+        ({"items": [1]}, "Expected `object`, got `int`"),
+        ({"items": [{"layer": "moon", "status": "ok"}]}, "moon"),
+        ({"items": [{"layer": "api", "status": "ok", "seen": 1}]}, "Expected `str`, got `int`"),
+        ({"items": [{"status": "fail", "seen": "x"}]}, "a finding has no layer"),
     ],
 )
 def test_a_report_of_another_shape_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
-        from_wire({**to_wire(report()), **changed}, "report.json")
+        from_wire({**to_wire(document_of(report())), **changed}, "report.json")
 
 
 def test_texts_of_a_report_are_bounded() -> None:
-    long = {"layer": "api", "status": "fail", "seen": "x" * 9000, "do": "y" * 9000}
-    (found,) = from_wire({**to_wire(report()), "findings": [long]}, "report.json").findings
+    long = {"layer": "api", "status": "fail", "seen": "x" * 9000, "fix": "y" * 9000}
+    (found,) = from_wire({**to_wire(document_of(report())), "items": [long]}, "report.json").findings
     assert (len(found.seen), len(found.fix)) == (4000, 4000)
 
 

@@ -1,8 +1,9 @@
 """Clusters for tests of capacity: nodes with whole GPUs and with shared GPUs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from dra_driver.core.command_line.table import TableColumn
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import CapacityReport
 from dra_driver.kubectl.capacity.report import ModelCapacity, RequestCapacity
@@ -59,3 +60,8 @@ def only(report: CapacityReport) -> ModelCapacity:
 
 def request(report: CapacityReport, label: str) -> RequestCapacity:
     return next(item for item in only(report).requests if item.request == label)
+
+
+def cells(columns: Iterable[TableColumn[Any]], row: object) -> dict[str, str]:
+    """The cells of a row by heading."""
+    return {column.heading: column.cell(row) for column in columns}

@@ -21,7 +21,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state_file import dump
 from dra_driver.kubectl.commands import complete, kubectl
 from dra_driver.kubectl.commands.complete import FILES, NO_FILES, NO_SPACE_NO_FILES, AskedCluster, candidates
-from dra_driver.kubectl.commands.source import Progress, line, split_target
+from dra_driver.kubectl.commands.source import Progress, line, targets_of
 from tests.unit.kubectl.explain.clusters import cluster, pod
 
 
@@ -34,7 +34,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "usage: dra-driver"),
         (["nope"], "usage: dra-driver"),
         (["kubelet-plugin", "--node", "n"], "usage: dra-driver"),  # an abbreviation, which a later flag would change
         (["version", "--loud"], "unrecognized arguments: --loud; see dra-driver version --help"),
@@ -45,6 +44,14 @@ def test_wrong_use_is_status_2(arguments: list[str], said: str, capsys: pytest.C
         main.main(arguments)
     assert ended.value.code == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["help"], ["--help"]])
+def test_help_lists_every_command_once(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for run, known in ((kubectl.main, kubectl.SUBCOMMANDS), (main.main, main.SUBCOMMANDS)):
+        assert run(arguments) == 0
+        found = re.findall(r"^  (\S+)  +\S", capsys.readouterr().out, re.MULTILINE)
+        assert sorted(found) == sorted(known)
 
 
 def test_invalid_setting_exits_with_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +96,9 @@ def names(kind: str, cluster: AskedCluster) -> list[str]:
         (["explain", "pod/t"], ["pod/train"], NO_FILES),
         (["explain", "-n", "team-a", "pod/"], ["pod/theirs"], NO_FILES),
         (["explain", "--namespace=team-a", "pod/"], ["pod/theirs"], NO_FILES),
-        (["explain", "pod/train", ""], [], NO_FILES),
+        (["explain", "pod", "t"], ["train"], NO_FILES),
+        (["explain", "-n", "team-a", "pod", ""], ["theirs"], NO_FILES),
+        (["devices", "gpu-"], ["gpu-a", "gpu-b"], NO_FILES),
         (["explain", "--kubeconfig", "/other", "pod/"], ["pod/far"], NO_FILES),
         (["drain", "--kubeconfig=/other", ""], ["far"], NO_FILES),
         (["explain", "-n", "te"], ["team-a"], NO_FILES),
@@ -194,7 +203,7 @@ def test_an_error_takes_the_line_away() -> None:
     def work() -> None:
         with Progress("reading pods", stream=terminal, after_s=0.0):
             assert terminal.written.wait(5)
-            split_target("node/a/b", "node")
+            targets_of(["node/a/b"], "node")
 
     with pytest.raises(ConfigurationError):
         work()
@@ -213,21 +222,25 @@ CASES = {
     "capacity --cluster-state STATE --share lots": "--share: 'lots' is not a quantity",
     "capacity --cluster-state STATE --share=-1Gi": "expected an amount greater than zero",
     "capacity --cluster-state STATE --feature-gates X": "expected NAME=true",
-    "doctor --snapshot STATE train": "expected node/NAME, pod/NAME or claim/NAME",
-    "doctor --snapshot STATE service/x": "expected node/NAME, pod/NAME or claim/NAME",
-    "doctor --snapshot STATE node/a/b": "expected node/NAME",
-    "doctor --snapshot STATE --timeout 0": "expected 1 to 600 seconds",
-    "doctor --snapshot STATE --timeout nan": "expected 1 to 600 seconds",
+    "doctor --snapshot STATE train": "expected node NAME, pod NAME or claim NAME",
+    "doctor --snapshot STATE service/x": "expected node NAME, pod NAME or claim NAME",
+    "doctor --snapshot STATE node/a/b": "expected node NAME",
     "doctor --snapshot STATE node/none": "node none does not exist",
     "drain gpu-a --force": "--force: only with --evict",
-    "explain --cluster-state STATE": "expected either pod/NAME or claim/NAME, or manifests with -f",
-    "explain --cluster-state STATE deployment/x": "expected pod/NAME or claim/NAME",
+    "explain --cluster-state STATE train -f x.yaml": "expected names, or manifests with -f",
+    "explain --cluster-state STATE train -A": "only without names",
+    "explain --cluster-state STATE deployment/x": "no pod of deployment x in namespace default",
+    "explain --cluster-state STATE deploymet/x": "did you mean deployment?",
+    "explain --cluster-state STATE pod": "got no name",
+    "claims --cluster-state STATE nope": "not found: nope",
+    "claims --cluster-state STATE -w": "a file does not change",
+    "claims -o json -w": "-w: expected a table",
+    "top gpus": "expected claim, pod, namespace, node or device",
     "explain --cluster-state STATE pod/missing": "no pod missing in namespace default",
     "explain --cluster-state STATE claim/missing -n team": "no ResourceClaim missing in namespace team",
     "explain --cluster-state STATE train --node nowhere": "no node nowhere; known nodes: a, b",
     "explain --cluster-state STATE train --feature-gates X": "expected NAME=true or NAME=false",
     "explain --cluster-state STATE -f /nowhere.yaml": "cannot read /nowhere.yaml",
-    "idle --idle-for soon": "--idle-for",
     "migrate": "no input",
     "migrate missing.yaml": "no such file or directory",
     "migrate - --gpu-memory lots": "--gpu-memory",
@@ -242,10 +255,30 @@ CASES = {
     "usage --window 1h": "--window",
     "usage --prometheus ftp://x": "--prometheus",
     "usage --prometheus http://user:secret@x": "--prometheus",
-    f"{PROMETHEUS} --window 1y": "--window",
-    f"{PROMETHEUS} --window 1s": "--window",
     f"{PROMETHEUS} --prometheus-token-file none": "--prometheus-token-file",
 }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("devcies", "unknown command 'devcies' for 'kubectl dra'; did you mean 'devices'?"),
+        ("claims -o jsn", "did you mean 'json'?"),
+        ("claims --namspace x", "did you mean --namespace?"),
+        ("claims -l a=(", "'a=(' is not a label requirement"),
+        ("idle --idle-for soon", "'soon': expected a duration such as 30s, 10m or 1h, 1s to 366d"),
+        ("doctor --timeout 0", "expected a duration"),
+        ("doctor --timeout nan", "expected a duration"),
+        ("drain gpu-a --timeout 8d", "0s to 7d"),
+        (f"{PROMETHEUS} --window 1y", "5m to 366d"),
+        (f"{PROMETHEUS} --window 1s", "5m to 366d"),
+    ],
+)
+def test_mistyped_words_get_a_hint(arguments: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        kubectl.main(arguments.split())
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("arguments", CASES)

@@ -39,12 +39,12 @@ def test_objects_are_on_stdout_and_the_report_on_stderr(manifest: str, capsys: p
     assert "CARRIED OVER" in err
     assert main(["migrate", manifest, "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (len(document["objects"]), document["report"]["schemaVersion"]) == (3, 1)
+    assert (len(document["items"]), document["report"]["kind"]) == (3, "MigrationReport")
 
 
 def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "out"
-    assert main(["migrate", manifest, "--output", str(folder)]) == 0
+    assert main(["migrate", manifest, "--output-dir", str(folder)]) == 0
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["1-policies.yaml", "3-templates.yaml", "4-pod.yaml", "report.txt", "values.yaml"]
     assert yaml.safe_load((folder / "values.yaml").read_text()) == {
@@ -52,7 +52,7 @@ def test_a_folder_has_a_file_for_each_kind(manifest: str, tmp_path: Path, capsys
         "deviceClasses": {"shared": {"extendedResourceName": "nvidia.com/gpu.shared", "oneEach": True}},
     }
     assert "2 documents: 1 policy" in capsys.readouterr().out
-    assert main(["migrate", manifest, "--output", str(folder)]) == 2
+    assert main(["migrate", manifest, "--output-dir", str(folder)]) == 2
     assert "expected a new or empty directory" in capsys.readouterr().err
 
 
@@ -60,14 +60,14 @@ def test_written_files_are_private(manifest: str, tmp_path: Path) -> None:
     folder, report = tmp_path / "out", tmp_path / "report.txt"
     folder.mkdir(mode=0o755)
     report.touch(mode=0o644)
-    assert main(["migrate", manifest, "--output", str(folder), "--report", str(report)]) == 0
+    assert main(["migrate", manifest, "--output-dir", str(folder), "--report", str(report)]) == 0
     assert {path.stat().st_mode & 0o777 for path in (*folder.iterdir(), report)} == {0o600}
 
 
 def test_the_report_as_json(manifest: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report = tmp_path / "report.json"
     assert main(["migrate", manifest, "--report", str(report)]) == 0
-    notes = json.loads(report.read_text())["notes"]
+    notes = json.loads(report.read_text())["items"]
     note = next(each for each in notes if each["field"].endswith('["nvidia.com/gpu"]'))
     assert (note["line"], note["outcome"], note["object"]) == (6, "carried over", "Pod team-a/p")
     assert len(capsys.readouterr().err.splitlines()) == 1

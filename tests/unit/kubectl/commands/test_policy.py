@@ -11,7 +11,7 @@ from dra_driver.core.command_line.main import main
 from dra_driver.core.errors import ConfigurationError, NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, NodePolicy, PolicyOrigin, PolicyState, PublishedForm
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.kubectl.commands.policy_explain import SPEC_FIELDS, explain_gpu
+from dra_driver.kubectl.commands.policy_explain import SPEC_FIELDS, _print, explain_gpu
 from tests.harness.raising import fails
 
 ROOT = Path(__file__).parents[4]
@@ -165,6 +165,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[list[str]]:
     return [line.split() for line in capsys.readouterr().out.splitlines()]
 
 
+def explained(capsys: pytest.CaptureFixture[str], api: Api, gpu: str) -> list[list[str]]:
+    found, status = explain_gpu(api, "a", gpu)
+    assert status == 0
+    _print(found, full=True)
+    return lines(capsys)
+
+
 def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
     """A missing field would be absent from the output."""
     spec = schemas()["GpuPolicy"]["fields"]["spec"]["fields"]
@@ -176,8 +183,7 @@ def test_every_field_of_a_spec_that_decides_terms_is_listed() -> None:
 
 
 def test_a_field_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_gpu(Api(POOL, NIGHT, generation=3), "a", "gpu-0") == 0
-    found = lines(capsys)
+    found = explained(capsys, Api(POOL, NIGHT, generation=3), "gpu-0")
     assert ["policy", "pool", "(object)", "applies"] in found
     assert ["sharing.maxShares", "8", "policy", "pool"] in found
     assert ["forms.whole", "true", "default"] in found
@@ -187,16 +193,16 @@ def test_a_field_says_where_it_comes_from(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_without_a_policy_all_fields_have_their_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    assert explain_gpu(Api(applied=""), "a", "GPU-0") == 0
-    found = lines(capsys)
+    found = explained(capsys, Api(applied=""), "GPU-0")
     assert ["availability", "Open", "default"] in found
     assert not any("policy" in line[-2:] for line in found[5:])
 
 
-def test_policy_deleted_during_the_run_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
+def test_policy_deleted_during_the_run_is_reported() -> None:
     gone = NodePolicy(name="gone", origin=PolicyOrigin.OBJECT, state=PolicyState.IN_FORCE, gpus=("gpu-0",))
-    assert explain_gpu(Api(gone, applied="gone"), "a", "gpu-0") == 1
-    assert "cannot read its fields" in capsys.readouterr().out
+    found, status = explain_gpu(Api(gone, applied="gone"), "a", "gpu-0")
+    assert status == 1
+    assert "cannot read its fields" in found.notes[0]
 
 
 @pytest.mark.parametrize(("node", "gpu", "reason"), [("b", "gpu-0", "GpuNodeMissing"), ("a", "gpu-9", "GpuMissing")])

@@ -8,7 +8,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
 from dra_driver.core.model.gpu_operation import OPERATION_ANNOTATION, Operation
 from dra_driver.kubectl.commands import gpu as command
-from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, to_wire
+from dra_driver.kubectl.drain import DrainReport, OperateOptions, document_of, operate
 from dra_driver.kubectl.drain.gpu_request import OPERATION_S
 from dra_driver.kubectl.drain.run import DrainFailedError
 from dra_driver.kubectl.drain.view import DrainWait
@@ -36,7 +36,7 @@ class Request:
 def test_a_gpu_is_drained_operated_and_undrained() -> None:
     api = FakeApi(operation="done")
     request = Request(api)
-    assert to_wire(request.run())["kind"] == "GpuOperation"
+    assert document_of(request.run()).command == "gpu"
     assert request.report.result == "done"
     keys = [each.partition("=")[0] for each in api.requests]
     assert keys == [DRAIN_ANNOTATION, OPERATION_ANNOTATION, OPERATION_ANNOTATION, DRAIN_ANNOTATION]

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kube.state_file import load
 from dra_driver.kubectl.explain import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in
-from dra_driver.kubectl.explain.report import render, to_wire
+from dra_driver.kubectl.explain.report import render
 from dra_driver.kubectl.explain.subject import subject_of, subject_of_claim
 
 Obj = dict[str, Any]

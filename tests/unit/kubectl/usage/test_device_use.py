@@ -30,19 +30,24 @@ TWO = replace(ONE, device="gpu-1", used_bytes=3, idle_s=4.0, sm_ratio=0.75)
 
 def test_claim_sums_devices_and_takes_shortest_idle_time() -> None:
     first, second = summed([TWO, OTHER, ONE], KEYS["claim"])
-    assert (first.key, first.used_bytes, first.granted_bytes, first.idle_s) == (("a", "x"), 5, 16, 4.0)
+    assert (first.key, first.used_bytes, first.granted_bytes, first.idle_s) == (
+        {"namespace": "a", "claim": "x"},
+        5,
+        16,
+        4.0,
+    )
     assert first.sm_ratio == 0.5
-    assert (second.key, second.used_bytes, second.idle_s) == (("b", "y"), None, None)
+    assert (second.key, second.used_bytes, second.idle_s) == ({"namespace": "b", "claim": "y"}, None, None)
     assert (first.claims, first.devices, first.partial) == (1, 2, ())
 
 
 def test_a_sum_by_node_pod_or_namespace_names_an_unknown_part() -> None:
     (node,) = summed([ONE, OTHER], KEYS["node"])
-    assert (node.key, node.used_bytes, node.claims, node.idle_s) == (("n",), 2, 2, None)
-    assert set(node.partial) == {"used_bytes", "idle_s", "sm_ratio"}
+    assert (node.key, node.used_bytes, node.claims, node.idle_s) == ({"node": "n"}, 2, 2, None)
+    assert set(node.partial) == {"usedBytes", "idleSeconds", "smRatio"}
     # Pods of one claim are one line.
-    assert [each.key for each in summed([ONE, TWO], KEYS["pod"])] == [("a", "p,q")]
-    assert [each.key for each in summed([ONE, OTHER], KEYS["namespace"])] == [("a",), ("b",)]
+    assert [each.key for each in summed([ONE, TWO], KEYS["pod"])] == [{"namespace": "a", "pod": "p,q"}]
+    assert [each.key for each in summed([ONE, OTHER], KEYS["namespace"])] == [{"namespace": "a"}, {"namespace": "b"}]
 
 
 DEVICE: dict[str, Any] = {

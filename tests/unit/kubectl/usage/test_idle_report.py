@@ -7,7 +7,7 @@ from dra_driver.core.model.usage import GIB, Profile
 from dra_driver.kube.shapes import read
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, claims_held
 from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify, joined, sizes_in
-from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, CountedClaim, ResourceQuota, UnlimitedClass, rows, unlimited
+from dra_driver.kubectl.usage.quota import CLAIMS, DEVICES, CountedClaim, ResourceQuota, rows, unlimited
 
 PROFILES = (Profile(name="1g.10gb", memory_bytes=10 * GIB), Profile(name="3g.40gb", memory_bytes=40 * GIB))
 
@@ -57,8 +57,7 @@ def test_a_claim_with_a_device_that_is_used_or_not_known_is_not_idle() -> None:
 def test_oversized_claim_gets_smallest_profile_and_share() -> None:
     (row,) = classify([use(peak=6)], idle_after_s=600, size_of=lambda _: SIZE)
     assert row.finding is UsageFinding.OVERSIZE
-    assert row.enough is not None
-    assert (row.enough.profile, row.enough.share_bytes) == ("1g.10gb", 8 * GIB)
+    assert (row.profile, row.share_bytes) == ("1g.10gb", 8 * GIB)
 
 
 def test_profiles_are_those_that_the_gpu_publishes() -> None:
@@ -79,7 +78,7 @@ def test_device_size_is_published_memory_or_grant() -> None:
     admin = claims_held([{"metadata": {"namespace": "a", "name": "x"}, "status": status}])
     uses = [*joined([whole, share], {}, size_of), *joined([whole], admin, size_of)]
     found = [row for each in uses for row in classify([each], idle_after_s=600, size_of=size_of)]
-    assert [(row.finding, row.held_bytes) for row in found] == [
+    assert [(row.finding, row.memory_bytes) for row in found] == [
         (UsageFinding.OVERSIZE, 80 * GIB), (UsageFinding.USED, None), (UsageFinding.USED, None),
     ]  # fmt: skip
     unknown = replace(whole, granted_bytes=80 * GIB, used_bytes=None)
@@ -133,5 +132,7 @@ def test_a_class_without_a_limit_is_a_way_around_the_others() -> None:
     found = rows([quota({GPU: "2"}, {GPU: "1"})], [])
     small = [claim("any/small"), claim("any/small", "y"), claim("any/small", admin=True)]
     claims = [claim("gpu"), *small, read(CountedClaim, {"metadata": {}})]
-    assert unlimited(claims, found) == [UnlimitedClass(namespace="a", device_class="mig.nvidia.com", devices=2)]
+    assert [(row.namespace, row.device_class, row.hard, row.used) for row in unlimited(claims, found)] == [
+        ("a", "mig.nvidia.com", None, 2)
+    ]
     assert unlimited(claims, []) != unlimited(claims, found)

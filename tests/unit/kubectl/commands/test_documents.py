@@ -1,0 +1,109 @@
+"""Every command in each form: exit status, JSON that docs/json.md describes, tables that fit 80 columns."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import fields
+
+from dra_driver.core.command_line.table import display_width, render, shortened
+from dra_driver.core.document import API_VERSION
+from dra_driver.core.time import parse_time
+from dra_driver.kube.state_file import dump
+from dra_driver.kubectl.commands.kubectl import main
+from scripts.json_docs import documents
+from tests.fakes.dra_objects import claim, node, resource_slice
+from tests.unit.kubectl.explain.clusters import a100, allocated_claim, cluster, pod
+
+LOST = {"key": "gpu.nvidia.com/gpu-lost", "effect": "NoSchedule"}
+LONG = "n" * 253
+# Arguments -> exit status.
+COMMANDS = {
+    "claims": 0,
+    "devices": 0,
+    "topology": 0,
+    "capacity": 0,
+    "explain": 1,
+    "explain pod waits": 1,
+    "doctor": 1,
+}
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> str:
+    """A cluster of mixed health: a pod on a lost GPU, a waiting pod, an unused GPU, a claim with a long name."""
+    found = cluster(
+        slices=[resource_slice("a", {**a100(0), "taints": [LOST]}, a100(1))],
+        claims=[allocated_claim("c", "gpu-0", on="a", users=("train",)), claim(LONG)],
+        pods=[pod(claim="c", nodeName="a", status={"phase": "Running"}), pod("waits", claim="absent")],
+        nodes=[node("a")],
+    )
+    dump(found, tmp_path / "state.json")
+    return str(tmp_path / "state.json")
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_json_is_the_documented_document(arguments: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    source = "--snapshot" if arguments == "doctor" else "--cluster-state"
+    status = main([*arguments.split(), source, state, "-o", "json"])
+    document = json.loads(capsys.readouterr().out)
+    kinds = {str(kind.__struct_config__.tag): kind for kind in documents()}
+    assert document["apiVersion"] == API_VERSION
+    kind = kinds[document["kind"]]
+    assert set(document) - {"kind"} == {each.encode_name for each in fields(kind)}
+    for key, value in pairs(document):
+        assert not key.endswith("At") or not value or parse_time(value), key
+    assert status in (0, 1, 2)
+
+
+@pytest.mark.parametrize("arguments", COMMANDS)
+def test_tables_fit_80_columns_with_and_without_colour(arguments: str, state: str) -> None:
+    source = "--snapshot" if arguments == "doctor" else "--cluster-state"
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", *arguments.split(), source, state]
+    shown = {name: terminal(command, NO_COLOR=name) for name in ("", "1")}
+    status, coloured = shown[""]
+    assert status == COMMANDS[arguments]
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", coloured)
+    assert plain == shown["1"][1]
+    assert max(map(display_width, plain.splitlines())) <= 80
+
+
+def terminal(command: list[str], **environment: str) -> tuple[int, str]:
+    ours, its = pty.openpty()
+    env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environment}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=its, stderr=subprocess.DEVNULL, env=env) as child:
+        os.close(its)
+        chunks = []
+        try:
+            while chunk := os.read(ours, 65536):
+                chunks.append(chunk)
+        except OSError:  # EIO: the command has ended (pty(7))
+            pass
+        os.close(ours)
+        return child.wait(30), b"".join(chunks).decode().replace("\r\n", "\n")
+
+
+def pairs(value: object) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, Mapping):
+        for key, each in value.items():
+            yield key, each
+            yield from pairs(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from pairs(each)
+
+
+@pytest.mark.parametrize("width", [20, 40, 80])
+def test_a_table_is_cut_and_never_wrapped(width: int) -> None:
+    rows = [("a" * 253, "בדיקה", "e\u0301" * 50), ("漢字" * 40, "", "x")]
+    lines = render(("NAME", "OTHER", "MORE"), rows, width).split("\n")
+    assert len(lines) == 3
+    assert max(map(display_width, lines)) <= width
+    assert shortened("serving-ldzr8-gpu-sxhf8", 12) == "serving-…hf8"
