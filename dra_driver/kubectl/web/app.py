@@ -120,6 +120,11 @@ class SeenState(Struct, frozen=True, kw_only=True):
     def uses(self) -> Uses:
         return self.use.uses if self.use else {}
 
+    @property
+    def is_use_old(self) -> bool:
+        """Return whether use is older than its readings explain: an exporter does not end its answer."""
+        return self.use_reading is not None and _is_old(self.use_reading)
+
 
 class PageSources(Struct, frozen=True, kw_only=True):
     """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster.
@@ -449,7 +454,7 @@ class Pages:
         changes = (cluster.changes, use.changes if use else 0, self._sources.background_results.changes)
         reading, trouble = cluster.asked(), cluster.trouble
         problem = "readings fail" if trouble else "not read yet" if reading is None else ""
-        if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
+        if reading and not trouble and _is_old(reading):
             problem = "old"
         return SeenState(
             number="-".join(map(str, (*changes, problem.partition(" ")[0]))),
@@ -552,6 +557,10 @@ class Pages:
 
 def _age_s(reading: LastRead[Any]) -> float:
     return max(0.0, (datetime.now(UTC) - reading.at).total_seconds())
+
+
+def _is_old(reading: LastRead[Any]) -> bool:
+    return _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s)
 
 
 def _iso(moment: datetime) -> str:

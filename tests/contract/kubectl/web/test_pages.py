@@ -5,7 +5,7 @@ import gc
 import re
 import weakref
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,7 @@ from dra_driver.kubectl.capacity import LEGEND
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 from dra_driver.kubectl.web.reading import Periodic
 from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
+from dra_driver.kubectl.web.use_history import UseSample
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
     DRIVER,
@@ -116,6 +117,74 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     assert re.search(r'data-points="[0-9.]+\|75.0\|20 GiB;[0-9.]+\|75.0\|20 GiB"', text)
     for tick in (">80 GiB<", ">40 GiB<", ">100 %<", ">50 %<", ">500 W<", ">0 W<"):
         assert tick in text
+
+
+def test_a_longer_range_is_read_from_prometheus(site: Site, browser: "TestClient") -> None:
+    """A slow or failing Prometheus delays only this range."""
+    site.memory = [GpuMemory(node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB)]
+    site.read(plain_state())
+    address = f"{site.base}/nodes/n/gpu-0?range=7d"
+    assert "Reading from Prometheus" in browser.get(address).text
+    before = GpuMemory(node="n", device="gpu-0", used_bytes=10 * GIB)
+    site.past = [UseSample(datetime.now(UTC) - timedelta(days=1), {}, {("n", "gpu-0"): before})]
+    assert site.sources.past_results.compute_one()
+    assert site.asked == [(604_800, {"node": "n"})]
+    text = browser.get(address).text
+    assert "no data since" in text
+    assert re.search(r'data-points="85.[0-9]+\|87.5\|10 GiB"', text)
+    site.past = ApiUnreachableError("no answer")
+    browser.get(f"{site.base}/nodes/n/gpu-0?range=6h")
+    assert site.sources.past_results.compute_one()
+    assert "no answer" in browser.get(f"{site.base}/nodes/n/gpu-0?range=6h").text
+
+
+def test_use_that_is_not_renewed_is_dated(site: Site, browser: "TestClient") -> None:
+    site.use_age = timedelta(hours=1)
+    site.memory = [GpuMemory(node="n", device="gpu-0", busy_ratio=0.5)]
+    site.read(plain_state())
+    for path in ("/", "/nodes/n", "/nodes/n/gpu-0", "/namespaces"):
+        assert "Usage data is of" in browser.get(f"{site.base}{path}").text
+
+
+def test_many_nodes_are_a_heat_map(site: Site, browser: "TestClient") -> None:
+    long = "x" * 240
+    names = [f"{long}-{index}" for index in range(13)]
+    slices = tuple(slice_of(name, whole("gpu-0", name)) for name in names)
+    site.read(small_state(slices=slices, nodes=()), **{names[3]: told(told_gpu("gpu-0", names[3], health=UNHEALTHY))})
+    site.memory = [GpuMemory(node=names[5], device="gpu-0", busy_ratio=0.5, used_bytes=GIB, total_bytes=80 * GIB)]
+    text = browser.get(f"{site.base}/").text
+    assert re.findall(r"<i class=\"(\w)\"></i></a>", text) == ["f", *"e" * 12]
+    site.read(site.state, **site.told)
+    text = browser.get(f"{site.base}/?sort=name").text
+    assert re.findall(r"<i class=\"(\w+)\"></i></a>", text) == [*"uuu", "f", "u", "h3", *"u" * 7]
+    assert tiles(text)[:6] == ["13", "1", "12", "0 %", "50 %", "1 %"]
+    assert "1 of 13 known" in text
+    found = browser.get(f"{site.base}/?show=unhealthy").text
+    assert re.findall(r'aria-labelledby="node-(\d+)"', found) == ["1"]
+
+
+def test_claims_are_sorted_and_filtered(site: Site, browser: "TestClient") -> None:
+    both = claim("a", "n", share("gpu-0", "20Gi")), claim("b", "n", namespace="other")
+    both[1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": "device.x > <1>"}}]
+    site.read(small_state(*both))
+    order = {sort: browser.get(f"{site.base}/claims?sort={sort}").text for sort in ("granted", "name", "state")}
+    first = {sort: re.findall(r'/claims/(?:team|other)/(\w)"', text) for sort, text in order.items()}
+    assert first == {"granted": ["a", "b"], "name": ["b", "a"], "state": ["b", "a"]}
+    assert 'aria-sort="descending"' in order["granted"]
+    assert "device.x &gt; &lt;1&gt;" in order["name"]
+    one = browser.get(f"{site.base}/claims?namespace=other").text
+    assert re.findall(r'/claims/(?:team|other)/(\w)"', one) == ["b"]
+
+
+def test_namespaces_sum_claims_and_idle_ones(site: Site, browser: "TestClient") -> None:
+    idle = ReportedIdle(namespace="team", claim="a", claim_uid="u", since="x", after_min=5)
+    site.read(full_state(), n=replace(told(), usage=ReportedUsage(idle=(idle,))))
+    text = browser.get(f"{site.base}/namespaces").text
+    cells = re.findall(r'data-label="(\w+)">(?:<[^>]+>)*([^<\s]*)', text)
+    assert cells[:8] == [
+        ("Namespace", "team"), ("Claims", "1"), ("Devices", "1"), ("Granted", "20.0"), ("Used", "?"), ("Busy", "?"),
+        ("Idle", "1"), ("Waiting", "1"),
+    ]  # fmt: skip
 
 
 def test_usage_gaps_are_shown(site: Site, browser: "TestClient") -> None:
