@@ -39,9 +39,10 @@ prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every das
 pictures: $(VENV)/.ready      ## What explain, capacity and usage print to a terminal, as pictures in docs/pictures
 	$(BIN)/python -m tests.ui.terminal
 
-ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; needs Debian's chromium and chromium-driver
+ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; needs Debian's chromium, chromium-driver and npm
 	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt
-	$(BIN)/python -m tests.ui
+	npm install --silent --no-save --prefix $(VENV)/axe axe-core@4.14.1
+	AXE=$(VENV)/axe/node_modules/axe-core/axe.min.js $(BIN)/python -m tests.ui
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, words, docs, generated code
 	$(BIN)/ruff format --check .

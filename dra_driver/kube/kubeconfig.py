@@ -28,7 +28,7 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
         if self.path is None and self.context is None and environ.get("KUBERNETES_SERVICE_HOST"):
             return _text(service_account_dir / "namespace").strip() or DEFAULT
         contexts = self._contexts(environ)
-        found = contexts.get(self.context or self._current(environ), {}).get("namespace")
+        found = contexts.get(self.context or self.current_context(environ), {}).get("namespace")
         return found if isinstance(found, str) and found else DEFAULT
 
     def check(self, environ: Mapping[str, str]) -> None:
@@ -45,7 +45,7 @@ class Kubeconfig(Struct, frozen=True, kw_only=True):
     def names(self, environ: Mapping[str, str]) -> list[str]:
         return sorted(self._contexts(environ))
 
-    def _current(self, environ: Mapping[str, str]) -> str:
+    def current_context(self, environ: Mapping[str, str]) -> str:
         found = (each.get("current-context") for each in self._documents(environ))
         return next((name for name in found if isinstance(name, str) and name), "")
 

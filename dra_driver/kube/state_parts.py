@@ -66,6 +66,9 @@ _EVENT_REASONS: Final = frozenset(
         "FailedToPrepareDynamicResources",
         "DeviceTaintManagerEviction",
         "DRAPluginNotRegistered",
+        "GpuUnhealthy",
+        "GpuUnmonitored",
+        "GpuRecovered",
     }
 )
 _EVENT_OBJECTS: Final = frozenset(

@@ -1,15 +1,21 @@
 """Open every page in Debian's Chromium, check it, and write the pictures of docs/pictures: ``make ui-shots``. Fails
-when a page does not open, is wider than its window, cuts a table or menu, or writes an error to the browser's
-console."""
+when a page does not open, is wider than its window, cuts a table, writes an error to the browser's console, requests
+another origin, or has a serious finding of axe-core (of npm, in the environment variable AXE)."""
 
+import json
+import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
+from urllib.parse import urlsplit
 
+from msgspec import Struct
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
@@ -17,52 +23,102 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
 from dra_driver.kube.kubeconfig import Kubeconfig
+from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.commands.source import client
 from dra_driver.kubectl.commands.usage_source import ask_exporters
-from dra_driver.kubectl.web.reading import LiveSource
+from dra_driver.kubectl.web.reading import FileSource, LiveSource, ReadsCluster
 from dra_driver.kubectl.web.serve import serve
+from tests.harness.figures import rss_mib
+from tests.ui import large
 from tests.ui.scene import scene
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-MAX_BYTES = 150_000
+MAX_BYTES = 200_000
 SIZES = {"wide": (1280, 860), "narrow": (420, 860)}
-PAGES = {
+SMALL = {
     "fleet": "/",
     "node": "/nodes/gpu-b",
     "gpu": "/nodes/gpu-b/gpu-0",
     "claims": "/claims",
+    "namespaces": "/namespaces",
     "waiting": "/pending",
     "explained": "/pending/default/no-match",
     "what-if": "/what-if",
     "capacity": "/capacity",
+    "topology": "/topology",
+    "policies": "/policies",
+    "doctor": "/doctor",
     "events": "/events",
 }
-DARK = ("gpu", "explained", "capacity")
+LARGE = {
+    "large-fleet": "/",
+    "large-pools": "/?group=pool&color=memory",
+    "large-faults": "/faults",
+    "large-node": "/nodes/node-13",
+    "large-claim": "/claims/team-1/train-13-3",
+    "large-events": "/events",
+}
+EMPTY = {"empty-fleet": "/", "empty-claims": "/claims"}
+HUGE = {"huge-fleet": "/"}
+DARK = ("gpu", "explained", "capacity", "large-pools")
 _IS_CUT = """
-const parts = [...document.querySelectorAll("nav.main, .scroll, table")];
+const parts = [...document.querySelectorAll(".scroll, table")];
 return parts.some((each) => each.scrollWidth > each.clientWidth + 1);
+"""
+_ORIGINS = """
+const every = performance.getEntriesByType("resource").map((each) => each.name);
+return [...every, location.href].map((each) => new URL(each).origin);
+"""
+_AXE = """
+const done = arguments[arguments.length - 1];
+// All nodes of a map are alike.
+axe.run({ exclude: [[".map a:nth-child(n+20)"]] }, { resultTypes: ["violations"] }).then((found) => done(JSON.stringify(
+  found.violations.map((each) => [each.impact, each.id, each.nodes.length, each.nodes[0].html.slice(0, 160)]))));
 """
 
 
+class Site(Struct):
+    """Pages of one fleet with their names; ``settle_s`` is the time for charts and background answers."""
+
+    source: ReadsCluster
+    pages: dict[str, str]
+    read_use: Callable[[], Any] | None = None
+    taken: str = ""
+    settle_s: float = 5.0
+
+
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder), usage=True) as cluster:
-        address = _serve(str(cluster.kubeconfig))
-        browser = _browser()
-        try:
-            problems = _walk(browser, address)
-        finally:
-            browser.quit()
+    moment = datetime.now(UTC) - timedelta(minutes=25)
+    large.SINCE = f"{moment:%Y-%m-%dT%H:%M:%SZ}"
+    problems: list[str] = []
+    browser = _browser()
+    try:
+        with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder), usage=True) as cluster:
+            kubeconfig = Kubeconfig(path=str(cluster.kubeconfig))
+            exporters = client(kubeconfig)
+            small = Site(
+                LiveSource(client(kubeconfig)), SMALL, lambda: ask_exporters(exporters, "dra-driver"), settle_s=20.0
+            )
+            problems += _walk(browser, small)
+        taken = "snapshot, file of 2026-01-02 12:00"
+        problems += _walk(browser, Site(FileSource(ClusterState()), EMPTY, taken=taken))
+        fleet = large.LargeFleet(1000)
+        problems += _walk(browser, Site(fleet, LARGE, fleet.use, settle_s=30.0))
+        print(f"{rss_mib(os.getpid()):.0f} MiB: this process, with the server, 2 and 1,000 nodes")
+        huge = large.LargeFleet(10_000, long_names=True)
+        problems += _walk(browser, Site(huge, HUGE, huge.use, settle_s=90.0), save=False)
+    finally:
+        browser.quit()
     print("\n".join(problems) or "every page is good")
     return 1 if problems else 0
 
 
-def _serve(kubeconfig: str) -> str:
+def _serve(site: Site) -> str:
     said: SimpleQueue[str] = SimpleQueue()
-    source, exporters = (client(Kubeconfig(path=kubeconfig)) for _ in range(2))
-    options: dict[str, Any] = {"about": "embedded cluster", "port": 0, "say": said.put}
-    options |= {"read_use": lambda: ask_exporters(exporters, "dra-driver"), "use_interval_s": 1.0}
-    threading.Thread(target=lambda: serve(LiveSource(source), **options), daemon=True).start()
+    options: dict[str, Any] = {"about": "prod-eu-1", "port": 0, "say": said.put, "taken": site.taken}
+    options |= {"read_use": site.read_use, "use_interval_s": 1.0}
+    threading.Thread(target=lambda: serve(site.source, **options), daemon=True).start()
     return said.get(timeout=30)
 
 
@@ -72,24 +128,26 @@ def _browser() -> Any:
     for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars"):
         options.add_argument(flag)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    browser = webdriver.Chrome(options=options, service=Service("/usr/bin/chromedriver"))
+    browser.set_script_timeout(180)
+    return browser
 
 
-def _walk(browser: Any, address: str) -> list[str]:
-    browser.get(address)
+def _walk(browser: Any, site: Site, *, save: bool = True) -> list[str]:
+    browser.get(_serve(site))
     time.sleep(2)
     base = browser.current_url.rstrip("/")
-    time.sleep(20)  # for charts
+    time.sleep(site.settle_s)
     problems = []
     for size, (width, height) in SIZES.items():
         shape = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "narrow"}
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
-        for name, path in PAGES.items():
-            problems += _look(browser, base + path, name, size, width)
+        for name, path in site.pages.items():
+            problems += _look(browser, base + path, name, size, save=save)
     return problems
 
 
-def _look(browser: Any, url: str, name: str, size: str, width: int) -> list[str]:
+def _look(browser: Any, url: str, name: str, size: str, *, save: bool) -> list[str]:
     scheme = "dark" if name in DARK else "light"
     features = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
     browser.execute_cdp_cmd("Emulation.setEmulatedMedia", features)
@@ -98,18 +156,37 @@ def _look(browser: Any, url: str, name: str, size: str, width: int) -> list[str]
     if name == "what-if":
         browser.find_element(By.CSS_SELECTOR, "form button").send_keys(Keys.ENTER)
         time.sleep(1.5)
-    picture = PICTURES / f"ui-{name}-{size}.png"
-    browser.save_screenshot(str(picture))
     problems = [f"{name} {size}: {each['message']}" for each in browser.get_log("browser")]
-    if browser.execute_script("return document.documentElement.scrollWidth") > width:
+    if save:
+        picture = PICTURES / f"ui-{name}-{size}.png"
+        browser.save_screenshot(str(picture))
+        if picture.stat().st_size > MAX_BYTES:
+            problems.append(f"{picture.name}: more than {MAX_BYTES} bytes")
+    if browser.execute_script("return document.documentElement.scrollWidth") > SIZES[size][0]:
         problems.append(f"{name} {size}: wider than the window")
     if browser.execute_script(_IS_CUT):
-        problems.append(f"{name} {size}: a table or the menu is cut")
-    if picture.stat().st_size > MAX_BYTES:
-        problems.append(f"{picture.name}: more than {MAX_BYTES} bytes")
+        problems.append(f"{name} {size}: a table is cut")
     if not browser.find_elements(By.ID, "live"):
         problems.append(f"{name} {size}: not a page")
-    return problems
+    origin = "{0.scheme}://{0.netloc}".format(urlsplit(url))
+    problems += [f"{name} {size}: requested {each}" for each in browser.execute_script(_ORIGINS) if each != origin]
+    if name in ("large-fleet", "huge-fleet"):
+        timing = (
+            "const [page] = performance.getEntriesByType('navigation'); return page.responseEnd - page.requestStart"
+        )
+        print(f"{name} {size}: {browser.execute_script(timing):.0f} ms from the request to the last byte")
+    return problems + _axe_findings(browser, name, size)
+
+
+def _axe_findings(browser: Any, name: str, size: str) -> list[str]:
+    """The Content-Security-Policy of the page permits no foreign script: the browser's debugger adds axe-core."""
+    if "AXE" not in os.environ:
+        return [f"{name} {size}: not checked: AXE is not the path of axe.min.js"]
+    browser.execute_cdp_cmd("Runtime.evaluate", {"expression": Path(os.environ["AXE"]).read_text()})
+    found = json.loads(browser.execute_async_script(_AXE))
+    for each in found:
+        print(f"axe {name} {size}: {each}")
+    return [f"{name} {size}: axe-core: {each}" for each in found if each[0] in ("serious", "critical")]
 
 
 if __name__ == "__main__":

@@ -3,8 +3,10 @@
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
@@ -37,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="dra-driver",
         help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
     )
-    parser.add_argument("--prometheus", metavar="URL", help="start charts with the last hour from this Prometheus")
+    parser.add_argument("--prometheus", metavar="URL", help="history of charts from this Prometheus, up to 7 days")
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
     add_source(parser)
 
@@ -48,28 +50,30 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
-    read_past: Callable[[], Sequence[UseSample]] = _reader_of_past(args) if args.prometheus else tuple
+    read_past = _reader_of_past(args) if args.prometheus else None
     read_use: Callable[[], UseReport] | None = None
     source: ReadsCluster
+    taken = ""
     if args.cluster_state:
         state = state_in_file(args.cluster_state)
-        source, about = FileSource(state), args.cluster_state
+        file = Path(args.cluster_state)
+        source, about = FileSource(state), file.name
+        taken = f"snapshot, file of {datetime.fromtimestamp(file.stat().st_mtime):%Y-%m-%d %H:%M}"
     else:
-        from dra_driver.kube.connection import Connection
         from dra_driver.kubectl.commands.usage_source import ask_exporters
 
         chosen = kubeconfig_of(args)
-        about = Connection.load(chosen.path, context=chosen.context).source
+        about = chosen.context or chosen.current_context(os.environ) or "in-cluster"
         namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
         source = LiveSource(client(chosen), namespace)
         # A separate client: another thread reads the cluster.
         read_use = partial(ask_exporters, client(chosen), args.driver_namespace)
-    serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past)
+    serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past, taken=taken)
     return 0
 
 
-def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSample]]":
-    """Return a function that queries Prometheus for the last hour. Raises ConfigurationError for a wrong address."""
+def _reader_of_past(args: argparse.Namespace) -> "Callable[[int, Mapping[str, str]], Sequence[UseSample]]":
+    """Return a function that queries Prometheus for a window. Raises ConfigurationError for a wrong address."""
     from dra_driver.kubectl.commands.usage_source import PrometheusError, prometheus_of
     from dra_driver.kubectl.web.use_history import past_of
 
@@ -77,9 +81,9 @@ def _reader_of_past(args: argparse.Namespace) -> "Callable[[], Sequence[UseSampl
         raise ConfigurationError("--prometheus cannot be combined with --cluster-state, which is not current")
     server = prometheus_of(args)
 
-    def past() -> "Sequence[UseSample]":
+    def past(window_s: int, where: "Mapping[str, str]") -> "Sequence[UseSample]":
         try:
-            return past_of(server.ask)
+            return past_of(server.ask, window_s, where)
         except ValueError as error:
             raise PrometheusError(f"{server.url}: {error}") from error
 

@@ -2,7 +2,9 @@
 
 import asyncio
 import logging
+import shlex
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,7 +12,8 @@ from typing import Any, Final
 from urllib.parse import parse_qs, quote
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
@@ -18,12 +21,26 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import DraError
 from dra_driver.core.text import cut, gib, listed, printable, span
-from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state import ClusterState, identity
 from dra_driver.kubectl.capacity import LEGEND, ClaimRow
+from dra_driver.kubectl.explain import Explanation
 from dra_driver.kubectl.web.access_control import AccessControl, Keys
-from dra_driver.kubectl.web.fleet import NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.charts import RANGES, charts_of
+from dra_driver.kubectl.web.faults import of_gpu
+from dra_driver.kubectl.web.fleet import (
+    NodeRow,
+    SeenFleet,
+    clique_of,
+    cliques_of,
+    island_of,
+    islands_of,
+    layouts_of,
+    spots_of,
+)
+from dra_driver.kubectl.web.heat_map import MEASURES, groups_of, memory_ratio, ordered, shown_nodes, totals_of
 from dra_driver.kubectl.web.reading import (
     BackgroundResult,
     BackgroundResults,
@@ -33,29 +50,37 @@ from dra_driver.kubectl.web.reading import (
     SeenCluster,
 )
 from dra_driver.kubectl.web.rows import (
+    CLAIM_ORDERS,
+    EVENT_KINDS,
     EXAMPLE,
     MAX_BYTES,
     Uses,
+    Waiting,
     ago,
+    cause_of,
+    claim_details,
     claim_views,
-    event_rows,
+    explain_claim,
     explain_pod,
+    findings_of,
     in_thread,
     matching,
+    namespace_rows,
     page_of,
+    policy_rows,
     query_string,
     survey_of,
     tried,
-    waiting_pods,
 )
-from dra_driver.kubectl.web.use_history import HEIGHT, WIDTH, UseNow, drawn
+from dra_driver.kubectl.web.use_history import WINDOW_S, UseNow
 
 log = logging.getLogger(__name__)
 
 HERE: Final = Path(__file__).parent
-NODES_PER_PAGE: Final = 12
+MAX_NODES_AS_BARS: Final = 12
+"""More nodes are a heat map."""
 ROWS_PER_PAGE: Final = 50
-PODS_PER_PAGE: Final = 10
+CARDS_PER_PAGE: Final = 20
 MAX_STREAMS: Final = 64
 MAX_TEXT: Final = 4096
 """Maximum characters of a message; cluster objects can contain 1 MiB."""
@@ -95,20 +120,37 @@ class SeenState(Struct, frozen=True, kw_only=True):
     def uses(self) -> Uses:
         return self.use.uses if self.use else {}
 
+    @property
+    def is_use_old(self) -> bool:
+        """Return whether use is older than its readings explain: an exporter does not end its answer."""
+        return self.use_reading is not None and _is_old(self.use_reading)
+
 
 class PageSources(Struct, frozen=True, kw_only=True):
-    """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster."""
+    """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster.
+
+    ``past`` reads samples of Prometheus by seconds and labels; ``past_results`` keeps its answers, apart from slow
+    computations. ``taken`` describes the time of a snapshot, "" for a live cluster.
+    """
 
     cluster: Periodic[SeenCluster]
     background_results: BackgroundResults
     about: str
     use: Periodic[UseNow] | None = None
+    past: Callable[[int, Mapping[str, str]], object] | None = None
+    past_results: BackgroundResults = field(default_factory=BackgroundResults)
+    taken: str = ""
 
 
 def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
     pages = Pages(sources, f"/{keys.folder}")
     routes = [
         Route("/", pages.fleet),
+        Route("/faults", pages.faults),
+        Route("/namespaces", pages.namespaces),
+        Route("/topology", pages.topology),
+        Route("/policies", pages.policies),
+        Route("/doctor", pages.doctor),
         Route("/nodes/{node}", pages.node),
         Route("/nodes/{node}/{gpu}", pages.gpu),
         Route("/claims", pages.claims),
@@ -139,9 +181,14 @@ def templates() -> Environment:
     )
     found.filters |= {
         "gib": gib,
+        "gib1": lambda count: "?" if count is None else f"{count / 2**30:.1f}",
+        "iso": _iso,
+        "percent": lambda ratio: f"{100 * ratio:.0f} %",
         "span": span,
         "listed": listed,
         "plain": lambda text: printable(cut(text, MAX_TEXT)),
+        "plain_lines": lambda text: "\n".join(printable(line) for line in text[: 8 * MAX_TEXT].split("\n")),
+        "quoted": shlex.quote,
         "part": lambda text: quote(text, safe=""),
     }
     return found
@@ -158,93 +205,215 @@ class Pages:
         self._tries = threading.Semaphore(TRIES_AT_ONCE)  # running explanations of pasted manifests
 
     async def fleet(self, request: Request) -> Response:
-        query, show = _query(request), request.query_params.get("show", "")
-        found = self._seen(request).cluster.fleet
-        nodes = matching(found.nodes, query, _node_texts)
-        if show == "free":
-            nodes = [node for node in nodes if node.has_free]
-        elif show == "unhealthy":
-            nodes = [node for node in nodes if node.is_unhealthy]
-        page = page_of(nodes, _page(request), NODES_PER_PAGE, of=len(found.nodes))
-        return self._page(request, "fleet.html", page=page, totals=found.totals, show=show, query=query)
+        seen, query = self._seen(request), _query(request)
+        fleet, use = seen.cluster.fleet, seen.use.gpus if seen.use else {}
+        show, by, order = (request.query_params.get(name, "") for name in ("show", "group", "sort"))
+        measure = request.query_params.get("color", "")
+        measure = measure if measure in MEASURES else "busy" if use else "granted"
+        nodes = ordered(matching(shown_nodes(fleet.nodes, use, show), query, _node_texts), use, order)
+        is_map = len(nodes) > MAX_NODES_AS_BARS
+        return self._page(
+            request,
+            "fleet.html",
+            nodes=nodes,
+            groups=groups_of(nodes, use, measure=measure, by=by) if is_map else (),
+            gpus=use,
+            totals=fleet.totals,
+            use_totals=totals_of(use, fleet.nodes),
+            faults=seen.cluster.faults,
+            # As in the URL: links of the page change one of them.
+            chosen={
+                "q": query,
+                "show": show,
+                "color": request.query_params.get("color", ""),
+                "group": by,
+                "sort": order,
+            },
+            measure=measure,
+        )
+
+    async def faults(self, request: Request) -> Response:
+        query, every = _query(request), self._seen(request).cluster.faults
+        found = matching(every, query, lambda each: " ".join((each.node, each.gpu, *each.causes, each.message)))
+        page = page_of(found, _page(request), CARDS_PER_PAGE, of=len(every))
+        return self._page(request, "faults.html", page=page, query=query)
 
     async def node(self, request: Request) -> Response:
-        found = self._seen(request).cluster.fleet.node(request.path_params["node"])
+        seen, name = self._seen(request), request.path_params["node"]
+        found = seen.cluster.fleet.node(name)
         if found is None:
-            return self._gone(request, f"Node {request.path_params['node']} has no GPUs, or does not exist.")
-        return self._page(request, "node.html", node=found, islands=islands_of(found), spots=spots_of(found))
+            return self._gone(request, f"Node {name} has no GPUs, or does not exist.")
+        return self._page(
+            request,
+            "node.html",
+            node=found,
+            gpus=seen.use.gpus if seen.use else {},
+            faults=[each for each in seen.cluster.faults if each.node == name],
+            islands=islands_of(found),
+            spots=spots_of(found),
+        )
 
     async def gpu(self, request: Request) -> Response:
         node, name = request.path_params["node"], request.path_params["gpu"]
-        fleet = self._seen(request).cluster.fleet
+        seen, now, (chosen, range_s) = self._seen(request), datetime.now(UTC), self._range(request)
+        fleet = seen.cluster.fleet
         found = fleet.gpu(node, name)
         if found is None:
             return self._gone(request, f"Node {node} has no GPU {name}.")
-        use = self._seen(request).use
+        use, past, problem = self._use_over(seen, range_s, {"node": node})
         holders = []
         for part in (*found.parts, *found.admins):
-            measured = use.uses.get((part.namespace, part.claim, node, part.device, part.share_id)) if use else None
-            holders.append((part, measured, drawn(use.points(measured) if use and measured else [], part.memory_bytes)))
+            key = (part.namespace, part.claim, node, part.device, part.share_id)
+            measured = seen.uses.get(key)
+            points = past.points(measured) if past and measured else []
+            holders.append((part, measured, charts_of(points, part.memory_bytes, now, range_s, limit="granted")))
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
-        whole = drawn(use.points_of_gpu(node, name) if use else [], total)
+        points = past.points_of_gpu(node, name) if past else []
         return self._page(
             request,
             "gpu.html",
             gpu=found,
+            faults=of_gpu(seen.cluster.faults, node, name),
             holders=holders,
             memory=memory,
-            whole=whole,
-            size=(WIDTH, HEIGHT),
+            whole=charts_of(points, total, now, range_s, limit="in total"),
+            ranges=self._ranges,
+            chosen=chosen,
+            past_problem=problem,
             island=island_of(found, fleet),
             clique=clique_of(found, fleet),
             numa=found.place.numa_text,
         )
 
+    @property
+    def _ranges(self) -> list[str]:
+        return [name for name, length in RANGES.items() if length <= WINDOW_S or self._sources.past is not None]
+
+    def _range(self, request: Request) -> tuple[str, int]:
+        wanted = request.query_params.get("range", "")
+        chosen = wanted if wanted in self._ranges else "1h" if self._sources.past else "15m"
+        return chosen, RANGES[chosen]
+
+    def _use_over(
+        self, seen: SeenState, range_s: int, where: dict[str, str]
+    ) -> tuple[UseNow | None, UseNow | None, str]:
+        """Return the use now, the use with the samples of the range, and the reason why they are missing."""
+        use, ask = seen.use, self._sources.past
+        if use is None or range_s <= WINDOW_S or ask is None:
+            return use, use, ""
+        key, minute = (range_s, *sorted(where.items())), int(time.time() // 60)
+        answer = self._sources.past_results.ask(key, minute, lambda: ask(range_s, where))
+        if answer is None:
+            return use, None, "Reading from Prometheus …"
+        samples = answer.value if isinstance(answer.value, list) else []
+        return use, replace(use, samples=samples), answer.problem
+
     async def claims(self, request: Request) -> Response:
-        query, show, rows = _query(request), request.query_params.get("show", ""), self._seen(request).cluster.claims
+        seen, query, rows = self._seen(request), _query(request), self._seen(request).cluster.claims
+        show, namespace, sort = (request.query_params.get(name, "") for name in ("show", "namespace", "sort"))
         found = [row for row in matching(rows, query, _claim_texts) if show in ("", row.state)]
-        page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(rows))
-        views = claim_views(page.rows, self._seen(request).cluster.fleet, self._seen(request).uses)
-        return self._page(request, "claims.html", page=page, views=views, query=query, show=show)
+        found = [row for row in found if namespace in ("", row.namespace)]
+        views = claim_views(found, seen.cluster.fleet, seen.uses)
+        key, is_descending = CLAIM_ORDERS.get(sort, CLAIM_ORDERS["name"])
+        views.sort(key=key, reverse=is_descending)  # type: ignore[arg-type]
+        page = page_of(views, _page(request), ROWS_PER_PAGE, of=len(rows))
+        wanted = {(view.claim.namespace, view.claim.name) for view in page.rows}
+        return self._page(
+            request,
+            "claims.html",
+            page=page,
+            details=claim_details(seen.cluster.state.claims, wanted),
+            namespaces=sorted({row.namespace for row in rows}),
+            chosen={"q": query, "show": show, "namespace": namespace, "sort": sort},
+        )
 
     async def claim(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        found = [row for row in self._seen(request).cluster.claims if (row.namespace, row.name) == (namespace, name)]
+        seen, now, (chosen, range_s) = self._seen(request), datetime.now(UTC), self._range(request)
+        found = [row for row in seen.cluster.claims if (row.namespace, row.name) == (namespace, name)]
         if not found:
             return self._gone(request, f"Claim {name} does not exist in namespace {namespace}.")
-        view = claim_views(found, self._seen(request).cluster.fleet, self._seen(request).uses)[0]
+        view = claim_views(found, seen.cluster.fleet, seen.uses)[0]
+        item = next(each for each in seen.cluster.state.claims if identity(each) in ((namespace, name), ("", name)))
+        _, past, problem = self._use_over(seen, range_s, {"namespace": namespace, "claim": name})
+        charts = []
+        for each in view.devices:
+            points = past.points(each.use) if past and each.use else []
+            granted = each.part.memory_bytes if each.part else 0
+            charts.append((each, charts_of(points, granted, now, range_s, limit="granted")))
         about = ("ResourceClaim", namespace, name)
-        rows = event_rows(self._seen(request).cluster.state.events)
-        events = [each for each in rows if (each.kind, each.namespace, each.name) == about]
-        return self._page(request, "claim.html", view=view, events=events[:20])
+        return self._page(
+            request,
+            "claim.html",
+            view=view,
+            details=claim_details((item,), {identity(item)}).get(identity(item)),
+            charts=charts,
+            ranges=self._ranges,
+            chosen=chosen,
+            past_problem=problem,
+            answer=self._worked_out(seen, ("claim", *about), lambda state: explain_claim(state, item))
+            if view.claim.state == "pending"
+            else None,
+            manifest=yaml_text.dump(dict(item)),
+            events=[each for each in seen.cluster.events if (each.kind, each.namespace, each.name) == about][:20],
+        )
+
+    async def namespaces(self, request: Request) -> Response:
+        seen, query = self._seen(request), _query(request)
+        idle = {(each.namespace, each.claim) for status in seen.cluster.statuses.values() for each in status.usage.idle}
+        views = claim_views(seen.cluster.claims, seen.cluster.fleet, seen.uses)
+        every = namespace_rows(views, seen.cluster.waiting, idle, seen.cluster.quotas)
+        page = page_of(matching(every, query, lambda row: row.name), _page(request), ROWS_PER_PAGE, of=len(every))
+        return self._page(request, "namespaces.html", page=page, query=query)
 
     async def pending(self, request: Request) -> Response:
-        query = _query(request)
-        every = waiting_pods(self._seen(request).cluster.state)
+        seen, query = self._seen(request), _query(request)
+        every = seen.cluster.waiting
         found = matching(every, query, lambda each: f"{each.namespace}/{each.name} {each.owner}")
-        page = page_of(found, _page(request), PODS_PER_PAGE, of=len(every))
-        rows = [(each, self._explained(self._seen(request), each.namespace, each.name)) for each in page.rows]
-        return self._page(request, "pending.html", page=page, rows=rows, query=query)
+        page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(every))
+        causes: dict[str, list[tuple[Waiting, BackgroundResult | None]]] = {}
+        for each in page.rows:
+            answer = self._explained(seen, each.namespace, each.name)
+            report = answer.value if answer else None
+            cause = cause_of(report) if isinstance(report, Explanation) else answer.problem if answer else ""
+            causes.setdefault(cause, []).append((each, answer))
+        groups = sorted(causes.items(), key=lambda item: -sum(each.count for each, _ in item[1]))
+        return self._page(request, "pending.html", page=page, groups=groups, query=query)
 
     async def pod(self, request: Request) -> Response:
         namespace, name = request.path_params["namespace"], request.path_params["name"]
-        every = [pod["metadata"] for pod in self._seen(request).cluster.state.pods]
-        if all((each.get("namespace") or "default", each["name"]) != (namespace, name) for each in every):
+        seen = self._seen(request)
+        if all(identity(pod) not in ((namespace, name), ("", name)) for pod in seen.cluster.state.pods):
             return self._gone(request, f"Pod {name} does not exist in namespace {namespace}.")
-        answer = self._explained(self._seen(request), namespace, name)
-        return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer)
+        answer = self._explained(seen, namespace, name)
+        held = [row for row in seen.cluster.claims if row.namespace == namespace and name in row.pods]
+        views = claim_views(held, seen.cluster.fleet, seen.uses)
+        return self._page(request, "pod.html", namespace=namespace, name=name, answer=answer, views=views)
 
     async def capacity(self, request: Request) -> Response:
         answer = self._worked_out(self._seen(request), "capacity", survey_of)
         return self._page(request, "capacity.html", answer=answer, legend=LEGEND)
 
+    async def topology(self, request: Request) -> Response:
+        query, fleet = _query(request), self._seen(request).cluster.fleet
+        layouts = layouts_of(matching(fleet.nodes, query, _node_texts))
+        page = page_of(layouts, _page(request), CARDS_PER_PAGE)
+        return self._page(request, "topology.html", page=page, cliques=cliques_of(fleet), query=query)
+
+    async def policies(self, request: Request) -> Response:
+        return self._page(request, "policies.html", rows=policy_rows(self._seen(request).cluster.fleet.nodes))
+
+    async def doctor(self, request: Request) -> Response:
+        return self._page(request, "doctor.html", answer=self._worked_out(self._seen(request), "doctor", findings_of))
+
     async def events(self, request: Request) -> Response:
-        query = _query(request)
-        every = event_rows(self._seen(request).cluster.state.events)
-        found = matching(every, query, lambda each: f"{each.reason} {each.about} {each.message} {each.source}")
+        query, show = _query(request), request.query_params.get("show", "")
+        every = self._seen(request).cluster.event_groups
+        found = matching(every, query, lambda each: f"{each.newest.reason} {each.owner} {each.newest.message}")
+        found = [each for each in found if show in ("", each.kind)]
         page = page_of(found, _page(request), ROWS_PER_PAGE, of=len(every))
-        return self._page(request, "events.html", page=page, query=query)
+        return self._page(request, "events.html", page=page, query=query, show=show, kinds=EVENT_KINDS)
 
     async def what_if(self, request: Request) -> Response:
         return self._page(request, "what_if.html", text=EXAMPLE, namespace="default", asked=False)
@@ -285,7 +454,7 @@ class Pages:
         changes = (cluster.changes, use.changes if use else 0, self._sources.background_results.changes)
         reading, trouble = cluster.asked(), cluster.trouble
         problem = "readings fail" if trouble else "not read yet" if reading is None else ""
-        if reading and not trouble and _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s):
+        if reading and not trouble and _is_old(reading):
             problem = "old"
         return SeenState(
             number="-".join(map(str, (*changes, problem.partition(" ")[0]))),
@@ -319,6 +488,10 @@ class Pages:
             base=self._base,
             path=request.url.path.removeprefix(self._base),
             about=self._sources.about,
+            taken=self._sources.taken,
+            theme=theme if (theme := request.cookies.get("dra_theme", "")) in ("dark", "light") else "",
+            counts={"/faults": len(seen.cluster.faults), "/pending": sum(each.count for each in seen.cluster.waiting)},
+            memory_ratio=memory_ratio,
             seen=seen,
             reading=reading,
             age_s=_age_s(reading) if reading else 0.0,
@@ -375,7 +548,7 @@ class Pages:
                 silent += 1
                 if (now := (seen.number, seen.reading.at if seen.reading else None)) != known or silent >= _KEEP_ALIVE:
                     known, silent = now, 0
-                    age = f"{_age_s(seen.reading):.0f} {seen.reading.at:%H:%M:%S}" if seen.reading else "0 -"
+                    age = f"{_age_s(seen.reading):.0f} {_iso(seen.reading.at)}" if seen.reading else "0 -"
                     yield f"event: state\ndata: {seen.number} {age} {seen.problem or 'live'}\n\n"
                 await asyncio.sleep(_TICK_S)
         finally:
@@ -384,6 +557,14 @@ class Pages:
 
 def _age_s(reading: LastRead[Any]) -> float:
     return max(0.0, (datetime.now(UTC) - reading.at).total_seconds())
+
+
+def _is_old(reading: LastRead[Any]) -> bool:
+    return _age_s(reading) > max(OLD_S, _OLD_READINGS * reading.took_s)
+
+
+def _iso(moment: datetime) -> str:
+    return f"{moment.astimezone(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _visible(value: object) -> object:
@@ -419,7 +600,7 @@ def _node_texts(node: NodeRow) -> str:
     products = {gpu.product for gpu in node.gpus}
     claims = {f"{part.namespace}/{part.claim}" for gpu in node.gpus for part in gpu.parts}
     policies = {gpu.policy for gpu in node.gpus}
-    return " ".join((node.name, *products, *claims, *policies))
+    return " ".join((node.name, node.pool, *products, *claims, *policies))
 
 
 def _claim_texts(row: ClaimRow) -> str:

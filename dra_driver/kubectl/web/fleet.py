@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu_node import (
     GpuNodeStatus,
     NodeGpu,
+    NodePolicy,
     PublishedForm,
     ReportedIdle,
     ReportedOverGrant,
@@ -24,7 +25,15 @@ from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib
-from dra_driver.kube.devices import Wire, attribute_of, attribute_text, newest_slices, pool_of, unhealthy_by
+from dra_driver.kube.devices import (
+    Wire,
+    attribute_of,
+    attribute_text,
+    is_health_taint,
+    newest_slices,
+    pool_of,
+    unhealthy_by,
+)
 from dra_driver.kube.published import names
 from dra_driver.kubectl.capacity import MEMORY_KEY, NOWHERE, ClaimDevice, ClaimRow, GpuPlace, node_problem, place_of
 from dra_driver.kubectl.usage.device_use import MAX_BYTES
@@ -54,8 +63,9 @@ class Part(Struct, frozen=True, kw_only=True):
 class GpuRow(Struct, frozen=True, kw_only=True):
     """A GPU of a node. ``slices`` counts its memory slices of MIG, 0 if not published.
 
-    ``offers`` are the published forms (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if unknown. ``closed`` is
-    the reason that new claims cannot use it, or that its claims are unknown; "" otherwise.
+    ``offers`` are the published forms (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if unknown. ``since`` is
+    the RFC 3339 time of the oldest health taint, "" if unknown. ``closed`` is the reason that new claims cannot use it,
+    or that its claims are unknown; "" otherwise.
     """
 
     node: str
@@ -77,6 +87,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     found_use: Sequence[str] = ()
     taints: Sequence[str] = ()
     unhealthy: Sequence[str] = ()
+    since: str = ""
     closed: str = ""
     place: GpuPlace = NOWHERE
 
@@ -100,26 +111,35 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
 
 class NodeRow(Struct, frozen=True, kw_only=True):
-    """A node with its GPUs. ``problem`` is the reason that it rejects ordinary pods, or ""."""
+    """A node with its GPUs. ``problem`` is the reason that it rejects ordinary pods, or "". ``pool`` is the node pool
+    of a cloud provider's or Karpenter's label, or ""."""
 
     name: str
     gpus: Sequence[GpuRow]
+    pool: str = ""
     problem: str = ""
     problems: Sequence[str] = ()
     found_use: Sequence[str] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
-    policies: Sequence[tuple[str, str]] = ()
+    policies: Sequence[NodePolicy] = ()
+
+    @property
+    def model(self) -> str:
+        return ", ".join(sorted({gpu.product for gpu in self.gpus if gpu.product})) or "GPU"
+
+    @property
+    def faults(self) -> int:
+        return sum(gpu.is_unhealthy for gpu in self.gpus)
 
     @property
     def is_unhealthy(self) -> bool:
         return bool(self.problem or self.problems) or any(gpu.is_unhealthy for gpu in self.gpus)
 
-    @property
-    def has_free(self) -> bool:
-        return any(gpu.is_free for gpu in self.gpus)
-
 
 class Totals(Struct, frozen=True, kw_only=True):
+    """GPUs by form of their claims. ``held`` is the sum of their allocated parts in GPUs, without ``held_unknown`` GPUs
+    with a part of unknown size. Unhealthy GPUs are counted only as such, and never as free."""
+
     nodes: int = 0
     gpus: int = 0
     free: int = 0
@@ -127,6 +147,8 @@ class Totals(Struct, frozen=True, kw_only=True):
     partition: int = 0
     share: int = 0
     unhealthy: int = 0
+    held: float = 0.0
+    held_unknown: int = 0
 
 
 class SeenFleet(Struct, frozen=True, kw_only=True):
@@ -179,6 +201,41 @@ def spots_of(node: NodeRow) -> list[NearGpus]:
     return spots if any(spot.numa or spot.pcie_root for spot in spots) else []
 
 
+class Layout(Struct, frozen=True, kw_only=True):
+    """Nodes whose GPUs have the same model, links and places; ``islands`` and ``spots`` belong to the first node."""
+
+    model: str
+    nodes: Sequence[NodeRow]
+    islands: Sequence[LinkedGpus]
+    spots: Sequence[NearGpus]
+
+
+def layouts_of(nodes: Iterable[NodeRow]) -> list[Layout]:
+    """Return the distinct layouts, the most frequent first; nodes without published places last."""
+    found: dict[object, list[NodeRow]] = {}
+    for node in nodes:
+        numbers: dict[str, int] = {}  # islands have a unique name on each node
+        places = tuple(
+            (gpu.name, gpu.place.numa, gpu.place.pcie_root, gpu.place.link,
+             numbers.setdefault(gpu.place.island, len(numbers)) if gpu.place.island else None)
+            for gpu in node.gpus
+        )  # fmt: skip
+        found.setdefault((node.model, places), []).append(node)
+    layouts = [
+        Layout(model=each[0].model, nodes=each, islands=islands_of(each[0]), spots=spots_of(each[0]))
+        for each in found.values()
+    ]
+    return sorted(layouts, key=lambda each: (not (each.islands or each.spots), -len(each.nodes)))
+
+
+def cliques_of(fleet: SeenFleet) -> dict[str, list[GpuRow]]:
+    """Return the GPUs of each clique of an NVLink fabric, by name of the clique."""
+    found: dict[str, list[GpuRow]] = {}
+    for gpu in (gpu for node in fleet.nodes for gpu in node.gpus if gpu.place.clique):
+        found.setdefault(gpu.place.clique, []).append(gpu)
+    return dict(sorted(found.items()))
+
+
 def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
     """Return all GPUs of the fabric's clique, which can span nodes."""
     clique = gpu.place.clique
@@ -199,6 +256,12 @@ Held = list[tuple[Wire, Sequence[tuple[ClaimRow, ClaimDevice]]]]
 Strays = dict[Key, Held]
 """Grants of unpublished devices, by node, driver and GPU."""
 _MAX_SLICES: Final = 64
+_POOL_LABELS: Final = (
+    "cloud.google.com/gke-nodepool",
+    "eks.amazonaws.com/nodegroup",
+    "kubernetes.azure.com/agentpool",
+    "karpenter.sh/nodepool",
+)
 _PROBLEMS: Final = {"deleting": "being deleted", "not-ready": "not ready"}
 
 
@@ -217,6 +280,7 @@ class _Found(Struct, kw_only=True):
     offers: dict[str, None] = field(default_factory=dict)
     taints: dict[str, None] = field(default_factory=dict)
     unhealthy: dict[str, None] = field(default_factory=dict)
+    since: str = ""
     held: Held = field(default_factory=list)
 
 
@@ -249,7 +313,7 @@ def fleet_of(
         strays.setdefault(gpu, []).append(({"name": device.device}, [(claim, device)]))
     wires = {str(node["metadata"].get("name")): node for node in nodes}
     rows = []
-    for name in sorted({*by_node, *statuses}, key=_natural):
+    for name in sorted({*by_node, *statuses}, key=natural):
         problem = "this node does not exist" if wires and name not in wires else ""
         if name in wires:
             problem = node_problem(wires[name])
@@ -258,8 +322,13 @@ def fleet_of(
         row = _node(
             name, by_node.get(name, {}), memory_slices, statuses.get(name, _NO_STATUS), strays=strays, closed=closed
         )
-        rows.append(replace(row, problem=problem))
+        rows.append(replace(row, problem=problem, pool=_pool_of(wires.get(name, {}))))
     return SeenFleet(nodes=tuple(rows), totals=_totals(rows))
+
+
+def _pool_of(node: Wire) -> str:
+    labels = (node.get("metadata") or {}).get("labels") or {}
+    return next((str(labels[name]) for name in _POOL_LABELS if labels.get(name)), "")
 
 
 def _read_slice(
@@ -311,6 +380,9 @@ def _add(found: _Found, device: Wire, *, whole: bool, pool: str) -> None:
     found.unhealthy |= dict.fromkeys(unhealthy_by(device))
     for taint in device.get("taints") or ():
         found.taints[f"{taint.get('key')}:{taint.get('effect')}"] = None
+        added = taint.get("timeAdded")
+        if isinstance(added, str) and is_health_taint(taint.get("key"), taint.get("effect")):
+            found.since = min(found.since or added, added)
 
 
 _NO_STATUS: Final = GpuNodeStatus(driver_name="")
@@ -349,12 +421,12 @@ def _node(
         name=name,
         gpus=tuple(
             replace(gpu, found_use=tuple(use_of_gpu(status.usage, gpu.name)))
-            for gpu in sorted(gpus, key=lambda gpu: _natural(gpu.name))
+            for gpu in sorted(gpus, key=lambda gpu: natural(gpu.name))
         ),
         found_use=tuple(use_of_node(status.usage)),
         problems=tuple(each.message for each in status.problems),
         versions={name: value for name, value in versions.items() if value},
-        policies=tuple((each.name, each.state.value) for each in status.policies),
+        policies=status.policies,
     )
 
 
@@ -377,6 +449,7 @@ def _gpu(node: str, found: _Found, counters: Mapping[Key, int], reported: NodeGp
         place=found.place or NOWHERE,
         taints=tuple(found.taints),
         unhealthy=tuple(found.unhealthy),
+        since=found.since,
         closed=_closed(found, reported),
     )
 
@@ -464,6 +537,8 @@ def _totals(rows: Sequence[NodeRow]) -> Totals:
         gpus=len(gpus),
         free=sum(gpu.is_free for gpu in gpus),
         unhealthy=sum(gpu.is_unhealthy for gpu in gpus),
+        held=sum(gpu.used_percent or 0.0 for gpu in gpus) / 100,
+        held_unknown=sum(gpu.used_percent is None for gpu in gpus),
         **forms,
     )
 
@@ -481,7 +556,7 @@ def _bytes(quantity: str | None) -> int:
     return found if 0 < found <= MAX_BYTES else 0
 
 
-def _natural(name: str) -> list[tuple[int, int | str]]:
+def natural(name: str) -> list[tuple[int, int | str]]:
     """Return a sort key: ``gpu-10`` comes after ``gpu-2``."""
     parts = re.split(r"([0-9]{1,18})", name)
     return [(0, int(part)) if part.isdigit() and part.isascii() else (1, part) for part in parts]

@@ -25,11 +25,15 @@ from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Wire
+from dra_driver.kube.shapes import read_all
 from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter, with_defaults
+from dra_driver.kubectl.usage.quota import ExtendedClass, QuotaRow, ResourceQuota
+from dra_driver.kubectl.usage.quota import rows as quota_rows
+from dra_driver.kubectl.web.faults import FaultCard, faults_of
 from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
-from dra_driver.kubectl.web.rows import event_rows, waiting_pods
+from dra_driver.kubectl.web.rows import EventGroup, EventRow, Waiting, event_groups, event_rows, waiting_pods
 
 # --- Garbage collection. The state of a large cluster has millions of objects and few cycles. A full collection with
 # 8,000 GPUs blocks requests for 223 ms. It is disabled while a state or answer is built, and the result is exempt
@@ -262,12 +266,19 @@ class SeenCluster(Struct, frozen=True, kw_only=True):
     statuses: Mapping[str, GpuNodeStatus]
     claims: Sequence[ClaimRow]
     fleet: SeenFleet
+    faults: Sequence[FaultCard] = ()
+    waiting: Sequence[Waiting] = ()
+    events: Sequence[EventRow] = ()
+    event_groups: Sequence[EventGroup] = ()
+    quotas: Sequence[QuotaRow] = ()
     gaps: Sequence[str] = ()
 
 
 def same_cluster(one: SeenCluster, other: SeenCluster) -> bool:
     """Return whether the objects are equal. Compares one at a time, so that other threads can run."""
-    if one.statuses != other.statuses or one.state.gaps != other.state.gaps:
+    if (one.statuses, one.quotas, one.gaps) != (other.statuses, other.quotas, other.gaps):
+        return False
+    if one.state.gaps != other.state.gaps:
         return False
     for kind in KINDS:
         before, after = getattr(one.state, kind.field), getattr(other.state, kind.field)
@@ -283,6 +294,7 @@ class ReadsCluster(Protocol):
 
     def state(self) -> ClusterState: ...
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]: ...
+    def quotas(self, gaps: list[str]) -> Sequence[object]: ...
 
 
 def read_state(source: ReadsCluster) -> SeenCluster:
@@ -298,21 +310,30 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
     slices = with_defaults(replace(state, claims=(), templates=())).slices
     unknown = any(gap.startswith(("resourceclaims:", "resourceslices:")) for gap in state.gaps)
     lost: list[str] = []
-    waiting_pods(state, lambda said: lost.append(f"pods: {said}"))
-    event_rows(state.events, lambda said: lost.append(f"events: {said}"))
+    waiting = waiting_pods(state, lambda said: lost.append(f"pods: {said}"))
+    events = event_rows(state.events, lambda said: lost.append(f"events: {said}"))
+    quotas = read_all(ResourceQuota, source.quotas(lost), lambda said: lost.append(f"resourcequotas: {said}"))
+    classes = read_all(ExtendedClass, state.classes, lambda _: None)
+    extended = (each.spec.extended_resource_name for each in classes)
+    fleet = fleet_of(slices, state.nodes, claims, statuses, "its claims are unknown" if unknown else "")
     return SeenCluster(
-        gaps=(*_gaps_that_matter(state), *gaps, *lost),
+        fleet=fleet,
+        faults=faults_of(fleet),
+        waiting=waiting,
+        events=events,
+        event_groups=event_groups(events, state.pods),
+        quotas=quota_rows(quotas, filter(None, extended)),
+        gaps=(*_gaps_that_matter(state, waiting), *gaps, *lost),
         state=replace(state, gaps=(*state.gaps, *gaps)) if gaps else state,
         statuses=statuses,
         claims=claims,
-        fleet=fleet_of(slices, state.nodes, claims, statuses, "its claims are unknown" if unknown else ""),
     )
 
 
-def _gaps_that_matter(state: ClusterState) -> list[str]:
+def _gaps_that_matter(state: ClusterState, waiting: Sequence[Waiting]) -> list[str]:
     """Return all gaps except gaps about volumes that no waiting pod uses."""
     matter = set(gaps_that_matter(state, None))
-    for each in waiting_pods(state) if len(matter) < len(state.gaps) else ():
+    for each in waiting if len(matter) < len(state.gaps) else ():
         matter.update(gaps_that_matter(state, each.pod))
     return [gap for gap in state.gaps if gap in matter]
 
@@ -353,6 +374,18 @@ class LiveSource:
         found = {str(item["metadata"]["name"]): node_status_of(item) for item in items[:MAX_NODES]}
         return {name: status for name, status in found.items() if status is not None}
 
+    def quotas(self, gaps: list[str]) -> Sequence[object]:
+        """Return the ResourceQuotas. Report missing permission, and an API server without them, as a gap."""
+        try:
+            found: Sequence[object] = self._api.list(paths.resource_quotas())["items"]
+        except NotFoundError:
+            gaps.append("resourcequotas: not served by this cluster")
+            return ()
+        except ForbiddenError as error:
+            gaps.append(f"resourcequotas: {missing_right(error)}")
+            return ()
+        return found
+
 
 class FileSource:
     """A state from a file."""
@@ -366,3 +399,7 @@ class FileSource:
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
         gaps.append("gpunodes: not in the cluster state file: health and policies are unknown")
         return {}
+
+    def quotas(self, gaps: list[str]) -> Sequence[object]:
+        gaps.append("resourcequotas: not in the cluster state file")
+        return ()

@@ -2,8 +2,9 @@
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -14,11 +15,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.finding import Finding, Status
+from dra_driver.core.model.gpu_node import NodePolicy
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
+from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
+from dra_driver.diagnose.doctor.facts import facts_of_state
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.shapes import MetadataPart, read_all
-from dra_driver.kube.state import ClusterState, with_objects
+from dra_driver.kube.state import ClusterState, identity, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
 from dra_driver.kubectl.capacity import CapacityReport, ClaimDevice, ClaimRow, Options, survey
 from dra_driver.kubectl.explain import (
@@ -32,6 +37,7 @@ from dra_driver.kubectl.explain import (
     with_defaults,
 )
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
+from dra_driver.kubectl.usage.quota import QuotaRow
 from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, Part, SeenFleet
 
 
@@ -58,6 +64,12 @@ class ClaimOnPage(Struct, frozen=True, kw_only=True):
     def used_bytes(self) -> int | None:
         known = [each.use.used_bytes for each in self.devices if each.use and each.use.used_bytes is not None]
         return sum(known) if known and len(known) == len(self.devices) else None
+
+    @property
+    def busy_ratio(self) -> float | None:
+        """The mean over the devices with a known value."""
+        known = [each.use.sm_ratio for each in self.devices if each.use and each.use.sm_ratio is not None]
+        return sum(known) / len(known) if known else None
 
     @property
     def granted_bytes(self) -> int | None:
@@ -117,6 +129,88 @@ def _trouble(device: ClaimDevice, gpu: GpuRow | None, node: NodeRow | None) -> s
         why = gpu.message or ", ".join(gpu.causes) if gpu else ""
         return f"{gpu.name if gpu else device.device}: {why or ', '.join(device.unhealthy) or 'unhealthy'}"
     return f"node {node.name}: {node.problem}" if node and node.problem else ""
+
+
+CLAIM_ORDERS: Final[Mapping[str, tuple[Callable[[ClaimOnPage], object], bool]]] = {
+    "name": (lambda view: (view.claim.namespace, view.claim.name), False),
+    "state": (lambda view: ({"pending": 0, "deleting": 1}.get(view.claim.state, 2), view.claim.name), False),
+    "granted": (lambda view: view.granted_bytes or 0, True),
+    "used": (lambda view: -1 if view.used_bytes is None else view.used_bytes, True),
+    "busy": (lambda view: -1.0 if view.busy_ratio is None else view.busy_ratio, True),
+    "age": (lambda view: -1 if view.claim.age_s is None else view.claim.age_s, True),
+}
+"""Sort keys of the claims' columns, and whether the largest value is first."""
+
+
+class _Cel(Struct, frozen=True):
+    expression: str = ""
+
+
+class _Selector(Struct, frozen=True):
+    cel: _Cel = _Cel()
+
+
+class _Way(Struct, frozen=True, rename="camel"):
+    selectors: tuple[_Selector, ...] = ()
+
+
+class _Asked(Struct, frozen=True, rename="camel"):
+    name: str = ""
+    exactly: _Way | None = None
+    first_available: tuple[_Way, ...] = ()
+
+
+class _Devices(Struct, frozen=True):
+    requests: tuple[_Asked, ...] = ()
+
+
+class _Spec(Struct, frozen=True):
+    devices: _Devices = _Devices()
+
+
+class _Condition(Struct, frozen=True):
+    type: str = ""
+    status: str = ""
+    message: str = ""
+
+
+class _DeviceStatus(Struct, frozen=True):
+    device: str = ""
+    conditions: tuple[_Condition, ...] = ()
+
+
+class _Status(Struct, frozen=True):
+    devices: tuple[_DeviceStatus, ...] = ()
+
+
+class ClaimDetails(Struct, frozen=True):
+    """Owner, selectors and conditions of a claim."""
+
+    metadata: "_Owned"
+    spec: _Spec = _Spec()
+    status: _Status = _Status()
+
+    @property
+    def owner(self) -> str:
+        return next((f"{each.kind}/{each.name}" for each in self.metadata.owner_references), "")
+
+    @property
+    def selectors(self) -> list[tuple[str, str]]:
+        """Requests with their CEL expressions."""
+        ways = [
+            (each.name, way) for each in self.spec.devices.requests for way in (each.exactly, *each.first_available)
+        ]
+        return [(name, each.cel.expression) for name, way in ways if way for each in way.selectors]
+
+    @property
+    def conditions(self) -> list[tuple[str, _Condition]]:
+        return [(each.device, condition) for each in self.status.devices for condition in each.conditions]
+
+
+def claim_details(claims: Iterable[Wire], wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimDetails]:
+    """Return details of the wanted claims (namespace, name) that can be read."""
+    known = read_all(ClaimDetails, (item for item in claims if identity(item) in wanted), lambda _: None)
+    return {(each.metadata.namespace or "", each.metadata.name): each for each in known}
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
@@ -249,6 +343,152 @@ def _event(event: _Event) -> EventRow:
     )
 
 
+class EventGroup(Struct, frozen=True, kw_only=True):
+    """Events of one reason about objects of one owner; ``newest`` is shown. ``count`` adds up repetitions."""
+
+    newest: EventRow
+    owner: str
+    kind: str
+    objects: int
+    count: int
+
+
+EVENT_KINDS: Final = {"gpu": "GPU faults", "scheduling": "Scheduling", "claims": "Claims", "other": "Other"}
+
+
+def event_groups(events: Iterable[EventRow], pods: Iterable[Wire]) -> list[EventGroup]:
+    """Return groups by kind, reason and owner: GPU faults first, then the newest. ``events`` are the newest first."""
+    rows = list(events)
+    about = {(each.namespace, each.name) for each in rows if each.kind == "Pod"}
+    known = [item for item in pods if identity(item) in about]
+    owners = {
+        (pod.metadata.namespace or "default", pod.metadata.name): next(
+            (f"{each.kind} {each.name}" for each in pod.metadata.owner_references), ""
+        )
+        for pod in read_all(_Pod, known, lambda _: None)
+    }
+    groups: dict[tuple[str, str, str, str], list[EventRow]] = {}
+    for each in rows:
+        owner = owners.get((each.namespace, each.name), "") if each.kind == "Pod" else ""
+        # A deleted pod has no owner here: pods of one generated name are one group.
+        prefix = each.name.rpartition("-")[0] or each.name
+        name = owner or (f"{each.kind} {prefix}-*" if each.kind == "Pod" else each.about)
+        groups.setdefault((_event_kind(each), each.reason, each.namespace, name), []).append(each)
+    found = [
+        EventGroup(
+            newest=rows[0],
+            owner=rows[0].about if len({row.name for row in rows}) == 1 else f"{key[3]} in {key[2]}",
+            kind=key[0],
+            objects=len({row.name for row in rows}),
+            count=sum(row.count for row in rows),
+        )
+        for key, rows in groups.items()
+    ]
+    return sorted(found, key=lambda each: each.kind != "gpu")
+
+
+def _event_kind(event: EventRow) -> str:
+    if event.reason.startswith("Gpu") or event.reason == "DeviceTaintManagerEviction":
+        return "gpu"
+    if event.reason == "FailedScheduling":
+        return "scheduling"
+    return "claims" if "Claim" in event.kind or "Prepare" in event.reason else "other"
+
+
+class NamespaceRow(Struct, frozen=True, kw_only=True):
+    """GPUs of one namespace. Values are None if a part is unknown; ``idle`` counts claims that nodes report as idle.
+
+    ``quotas`` are (limit, used or None, hard).
+    """
+
+    name: str
+    claims: int = 0
+    pending: int = 0
+    devices: int = 0
+    granted_bytes: int | None = None
+    used_bytes: int | None = None
+    busy_ratio: float | None = None
+    idle: int = 0
+    waiting: int = 0
+    quotas: Sequence[tuple[str, int | None, int]] = ()
+
+
+def namespace_rows(
+    views: Iterable[ClaimOnPage],
+    waiting: Iterable[Waiting],
+    idle: Collection[tuple[str, str]],
+    quotas: Iterable[QuotaRow],
+) -> list[NamespaceRow]:
+    """Return a row for each namespace with claims, waiting pods or quotas; most devices first."""
+    by_name: dict[str, list[ClaimOnPage]] = {}
+    for view in views:
+        by_name.setdefault(view.claim.namespace, []).append(view)
+    waits: Counter[str] = Counter()
+    for pods in waiting:
+        waits[pods.namespace] += pods.count
+    limits: dict[str, list[tuple[str, int | None, int]]] = {}
+    for quota in quotas:
+        limits.setdefault(quota.namespace, []).append((quota.device_class or "claims", quota.used, quota.hard))
+    rows = [
+        _namespace_row(name, by_name.get(name, ()), waits[name], idle, limits.get(name, ()))
+        for name in {*by_name, *waits, *limits}
+    ]
+    return sorted(rows, key=lambda row: (-row.devices, row.name))
+
+
+def _namespace_row(
+    name: str,
+    views: Sequence[ClaimOnPage],
+    waiting: int,
+    idle: Collection[tuple[str, str]],
+    quotas: Sequence[tuple[str, int | None, int]],
+) -> NamespaceRow:
+    held = [view for view in views if view.devices]
+    used, granted = ([getattr(view, name) for view in held] for name in ("used_bytes", "granted_bytes"))
+    busy = [view.busy_ratio for view in held if view.busy_ratio is not None]
+    return NamespaceRow(
+        name=name,
+        claims=len(views),
+        pending=sum(view.claim.state == "pending" for view in views),
+        devices=sum(len(view.devices) for view in views),
+        granted_bytes=sum(granted) if held and None not in granted else None,
+        used_bytes=sum(used) if held and None not in used else None,
+        busy_ratio=sum(busy) / len(busy) if busy else None,
+        idle=sum((view.claim.namespace, view.claim.name) in idle for view in held),
+        waiting=waiting,
+        quotas=tuple(quotas),
+    )
+
+
+class PolicyRow(Struct, frozen=True, kw_only=True):
+    """A policy over all nodes. ``nodes`` counts nodes by state; ``reasons`` are distinct messages with a node."""
+
+    name: str
+    nodes: Mapping[str, int]
+    gpus: int
+    in_force: int
+    waits_for: Sequence[str]
+    reasons: Sequence[tuple[str, str]]
+
+
+def policy_rows(nodes: Iterable[NodeRow]) -> list[PolicyRow]:
+    found: dict[str, list[tuple[str, NodePolicy]]] = {}
+    for node in nodes:
+        for policy in node.policies:
+            found.setdefault(policy.name, []).append((node.name, policy))
+    return [
+        PolicyRow(
+            name=name,
+            nodes=Counter(policy.state.value for _, policy in each),
+            gpus=sum(len(policy.gpus) for _, policy in each),
+            in_force=sum(len(policy.in_force) for _, policy in each),
+            waits_for=sorted({claim for _, policy in each for claim in policy.waiting_for}),
+            reasons=list({policy.message: (node, policy.message) for node, policy in each if policy.message}.values()),
+        )
+        for name, each in sorted(found.items())
+    ]
+
+
 def ago(moment: str, now: datetime) -> str:
     """Return the age of an RFC 3339 time; "" if it is not one."""
     then = parse_time(moment)
@@ -330,6 +570,37 @@ def survey_of(state: ClusterState) -> CapacityReport:
 
 def explain_pod(state: ClusterState, namespace: str, name: str) -> Explanation:
     return explain(state, pod_subject(state, namespace, name), scheduler=scheduler_for(state))
+
+
+def explain_claim(state: ClusterState, item: Wire) -> Explanation:
+    return explain(state, subject_of_claim(item), scheduler=scheduler_for(state))
+
+
+def cause_of(report: Explanation) -> str:
+    """Return the sentence by which waiting pods are grouped: the blocking cause, else the verdict."""
+    blocking = next((cause.message for cause in report.causes if cause.blocks), "")
+    return report.verdict.sentence if not blocking or blocking in report.verdict.sentence else blocking
+
+
+class FindingGroup(Struct, frozen=True, kw_only=True):
+    """Equal findings about several objects."""
+
+    finding: Finding
+    objects: Sequence[str]
+
+
+def findings_of(state: ClusterState) -> list[FindingGroup]:
+    """Return the findings of `kubectl dra doctor` that the page's objects answer: failures first, equal ones once."""
+    report = diagnose(facts_of_state(state), DoctorScope(), clock=time.monotonic)
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for each in report.findings:
+        if each.status is not Status.OK:
+            # A finding names its object in its words, too: the same check with the same advice is one group.
+            words = (each.status, each.check, each.reason, each.fix.replace(each.object.rpartition("/")[2], ""))
+            groups.setdefault(words, []).append(each)
+    found = [FindingGroup(finding=each[0], objects=[one.object for one in each]) for each in groups.values()]
+    order = (Status.FAIL, Status.WARN, Status.UNKNOWN, Status.SKIPPED)
+    return sorted(found, key=lambda each: order.index(each.finding.status))
 
 
 MAX_BYTES: Final = 64 << 10

@@ -5,7 +5,8 @@ At the end, the server stops first (open streams end within 1 s), then the reade
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Final
 
 import uvicorn
@@ -23,7 +24,7 @@ from dra_driver.kubectl.web.reading import (
     read_state,
     same_cluster,
 )
-from dra_driver.kubectl.web.use_history import UseHistory, UseSample
+from dra_driver.kubectl.web.use_history import WINDOW_S, UseHistory, UseSample
 
 
 class BoundedConnection(H11Protocol):
@@ -77,22 +78,29 @@ def serve(
     port: int,
     say: Callable[[str], None],
     read_use: Callable[[], UseReport] | None = None,
-    read_past: Callable[[], Sequence[UseSample]] = tuple,
+    read_past: Callable[[int, Mapping[str, str]], Sequence[UseSample]] | None = None,
+    taken: str = "",
     interval_s: float = CLUSTER_S,
     use_interval_s: float = USE_S,
 ) -> None:
-    """Serve until SIGINT or SIGTERM; ``say`` gets the address. Raises ConfigurationError if the port is taken."""
+    """Serve until SIGINT or SIGTERM; ``say`` gets the address. Raises ConfigurationError if the port is taken.
+
+    ``read_past`` returns samples of a window in seconds, of series with the labels; none means all series.
+    """
     listening = _listening(port)
     with listening:
         port = listening.getsockname()[1]
         keys = Keys()
+        last_hour = partial(read_past, WINDOW_S, {}) if read_past else tuple
         sources = PageSources(
             cluster=Periodic(
                 "page-cluster", lambda: read_state(source), interval_s, same=same_cluster, rest=gc_control.sweep
             ),
             background_results=BackgroundResults(),
             about=about,
-            use=Periodic("page-use", UseHistory(read_use, past=read_past).read, use_interval_s) if read_use else None,
+            use=Periodic("page-use", UseHistory(read_use, past=last_hour).read, use_interval_s) if read_use else None,
+            past=read_past,
+            taken=taken,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
         readers = [each for each in (sources.cluster, sources.background_results, sources.use) if each is not None]

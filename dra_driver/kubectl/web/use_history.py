@@ -1,8 +1,10 @@
 """Keep recent use of claims for charts, from exporters and, for the hour before, from Prometheus."""
 
+import json
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from msgspec import Struct, convert, field
@@ -19,11 +21,12 @@ MAX_POINTS: Final = 500_000
 
 
 class Point(Struct, frozen=True):
-    """Bytes and a ratio from 0 to 1 at one time; None if unknown."""
+    """Bytes, a ratio from 0 to 1, and the power of a whole GPU at one time; None if unknown."""
 
     at: datetime
     used_bytes: int | None
     sm_ratio: float | None
+    watts: float | None = None
 
 
 class UseSample(NamedTuple):
@@ -53,7 +56,7 @@ class UseNow(Struct, frozen=True, kw_only=True):
 
     def points_of_gpu(self, node: str, device: str) -> list[Point]:
         found = [(at, gpus[node, device]) for at, _, gpus in self.samples if (node, device) in gpus]
-        return [Point(at, each.used_bytes, each.busy_ratio) for at, each in found]
+        return [Point(at, each.used_bytes, each.busy_ratio, each.power_watts) for at, each in found]
 
 
 class UseHistory:
@@ -92,27 +95,43 @@ class UseHistory:
 
 WINDOW_S: Final = 3600
 STEP_S: Final = 60
-_STEPS: Final = WINDOW_S // STEP_S + 1
-_OVER: Final = f"[{WINDOW_S}s:{STEP_S}s]"
+_MAX_STEPS: Final = 240
+_LIMITS: Final = {"used_bytes": float(MAX_BYTES), "power_watts": 100_000.0}
 _MAX_RATIO: Final = 1.5
 _MAX_POINTS: Final = 400_000
+_EVERYTHING: Final[Mapping[str, str]] = MappingProxyType({})
 
 
-def past_of(ask: Callable[[str], object]) -> list[UseSample]:
-    """Return samples of the last hour, oldest first. ``ask`` answers an instant query. Raises ValueError for an invalid
+def past_of(
+    ask: Callable[[str], object], window_s: int = WINDOW_S, where: Mapping[str, str] = _EVERYTHING
+) -> list[UseSample]:
+    """Return samples of the window, oldest first: one a minute, at most 240. ``where`` are labels of the series.
+
+    Without ``where``, the samples have no power. ``ask`` answers an instant query. Raises ValueError for an invalid
     answer.
     """
-    past = _Past()
+    step = max(STEP_S, window_s // _MAX_STEPS)
+    past, over = _Past(step, window_s), f"[{window_s}s:{step}s]"
     claims, gpus = ", ".join(KEY), "node, device"
-    past.add_claims("used_bytes", ask(f"(sum by ({claims}) (dra_claim_memory_used_bytes)){_OVER}"))
-    past.add_claims("sm_ratio", ask(f"(sum by ({claims}) (dra_claim_sm_utilization_ratio)){_OVER}"))
-    past.add_gpus("used_bytes", ask(f"(max by ({gpus}) (dra_gpu_memory_used_bytes)){_OVER}"))
-    past.add_gpus("busy_ratio", ask(f"(max by ({gpus}) (dra_gpu_utilization_ratio)){_OVER}"))
+    # A JSON string is a PromQL string.
+    labels = "{%s}" % ", ".join(f"{name}={json.dumps(value)}" for name, value in where.items())  # noqa: UP031
+
+    def query(of: str, by: str, metric: str) -> object:
+        return ask(f"({of} by ({by}) ({metric}{labels if where else ''})){over}")
+
+    past.add_claims("used_bytes", query("sum", claims, "dra_claim_memory_used_bytes"))
+    past.add_claims("sm_ratio", query("sum", claims, "dra_claim_sm_utilization_ratio"))
+    if not where or "node" in where:
+        past.add_gpus("used_bytes", query("max", gpus, "dra_gpu_memory_used_bytes"))
+        past.add_gpus("busy_ratio", query("max", gpus, "dra_gpu_utilization_ratio"))
+    if "node" in where:
+        past.add_gpus("power_watts", query("max", gpus, "dra_gpu_power_watts"))
     return past.samples()
 
 
 class _Past:
-    def __init__(self) -> None:
+    def __init__(self, step_s: int, window_s: int) -> None:
+        self._step_s, self._steps = step_s, window_s // step_s + 1
         self._uses: dict[int, dict[Key, ClaimDeviceUse]] = {}
         self._gpus: dict[int, dict[tuple[str, str], GpuMemory]] = {}
         self._points = 0
@@ -136,54 +155,19 @@ class _Past:
         ]
 
     def _series(self, field: str, answer: object) -> Iterator[tuple[Mapping[str, str], int, float]]:
-        memory = field == "used_bytes"
-        most = MAX_BYTES if memory else _MAX_RATIO
+        most = _LIMITS.get(field, _MAX_RATIO)
         for series in series_of(answer, "matrix"):
-            for pair in series.values[:_STEPS]:
+            for pair in series.values[: self._steps]:
                 at, value = map(finite, pair) if isinstance(pair, list) and len(pair) == 2 else (None, None)
                 if at is None or value is None or not (0 <= at < 2**33 and 0 <= value <= most):
                     continue
                 self._points += 1
                 if self._points > _MAX_POINTS:
                     return
-                yield series.metric, int(at) // STEP_S * STEP_S, int(value) if memory else min(value, 1.0)
-
-
-WIDTH: Final = 600
-HEIGHT: Final = 120
-
-
-class UseChart(Struct, frozen=True, kw_only=True):
-    """Lines, "" if unknown. ``top`` is the memory at the upper edge in bytes, ``limit`` the grant's distance."""
-
-    since: datetime
-    memory: str
-    utilisation: str
-    top: float
-    limit: float | None = None
-
-
-def drawn(points: Sequence[Point], granted: int) -> UseChart | None:
-    """Return memory relative to the grant, and utilization; None without two values of either."""
-    most = max((each.used_bytes for each in points if each.used_bytes is not None), default=0)
-    over = granted > 0 and most > granted
-    top = 1.05 * most if over else float(granted)
-    memory = _line([None if each.used_bytes is None or not top else each.used_bytes / top for each in points], points)
-    utilisation = _line([each.sm_ratio for each in points], points)
-    if not memory and not utilisation:
-        return None
-    limit = round(HEIGHT * (1 - granted / top), 1) if over else None
-    return UseChart(since=points[0].at, memory=memory, utilisation=utilisation, top=top, limit=limit)
-
-
-def _line(values: Sequence[float | None], points: Sequence[Point]) -> str:
-    if len(points) < 2:
-        return ""
-    first, last = points[0].at.timestamp(), points[-1].at.timestamp()
-    length = max(last - first, 1.0)
-    vertices = [
-        f"{WIDTH * (point.at.timestamp() - first) / length:.1f},{HEIGHT * (1 - min(max(value, 0.0), 1.0)):.1f}"
-        for point, value in zip(points, values, strict=True)
-        if value is not None
-    ]
-    return " ".join(vertices) if len(vertices) > 1 else ""
+                if field == "used_bytes":
+                    value = int(value)
+                yield (
+                    series.metric,
+                    int(at) // self._step_s * self._step_s,
+                    value if field in _LIMITS else min(value, 1.0),
+                )

@@ -1,5 +1,6 @@
 // The stream sends the number of the newest state at each change. If the page shows another number, fetch it again and
-// replace its live part. The pages also work without JavaScript.
+// replace its live part. The rest is comfort: local times, copy buttons, arrow keys in the map, values below the
+// pointer in charts, the theme. The pages also work without JavaScript.
 "use strict";
 (() => {
   const live = document.getElementById("live");
@@ -9,6 +10,7 @@
   let heard = { number: "", words: "" };
   let source = null;
   let busy = false;
+  let given = live ? live.innerHTML : "";
   let again = false;
 
   const tell = (text, good) => {
@@ -48,7 +50,7 @@
   function stamp() {
     if (!shown.time) { return; }
     const old = Math.max(0, Math.round((performance.now() - shown.at) / 1000));
-    age.textContent = `${shown.time} UTC, ${old < 120 ? `${old}s` : old < 7200 ? `${Math.floor(old / 60)}m` : `${Math.floor(old / 3600)}h`} old`;
+    age.textContent = `${clock(new Date(shown.time))}, ${old < 120 ? `${old}s` : old < 7200 ? `${Math.floor(old / 60)}m` : `${Math.floor(old / 3600)}h`} old`;
   }
 
   function hear(data) {
@@ -73,14 +75,71 @@
     const at = document.activeElement;
     const place = at && live.contains(at) ? at.getAttribute("href") : null;
     const open = [...live.querySelectorAll("details")].map((each) => each.open);
-    if (found.innerHTML === live.innerHTML) { return; }
+    if (found.innerHTML === given) { return; }
+    given = found.innerHTML;
     live.replaceChildren(...found.childNodes);
     live.querySelectorAll("details").forEach((each, index) => { if (open[index]) { each.open = true; } });
+    dress();
     if (place !== null) {
       const same = [...live.querySelectorAll("a[href]")].find((each) => each.getAttribute("href") === place);
       if (same) { same.focus({ preventScroll: true }); }
     }
   }
+
+  const clock = (at) => Date.now() - at < 86400000 ? at.toLocaleTimeString([], { hour12: false }) : at.toLocaleString([], { hour12: false });
+
+  // Local times, visible copy buttons, and one tab stop for each map.
+  function dress() {
+    live.querySelectorAll("time:not([data-keep])").forEach((each) => { each.textContent = clock(new Date(each.dateTime)); });
+    live.querySelectorAll("[data-at]").forEach((each) => {
+      const at = new Date(each.dataset.at);
+      each.textContent = at.getHours() || at.getMinutes() ? at.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false }) : at.toLocaleDateString([], { day: "numeric", month: "short" });
+    });
+    live.querySelectorAll(".copy").forEach((each) => { each.hidden = !navigator.clipboard; });
+    live.querySelectorAll(".map").forEach((map) => [...map.children].forEach((each, index) => { each.tabIndex = index ? -1 : 0; }));
+  }
+
+  live.addEventListener("click", async (event) => {
+    if (!event.target.classList.contains("copy")) { return; }
+    await navigator.clipboard.writeText(event.target.previousElementSibling.textContent);
+    event.target.textContent = "Copied";
+  });
+
+  live.addEventListener("keydown", (event) => {
+    const map = event.target.closest(".map");
+    if (!map) { return; }
+    const nodes = [...map.children];
+    const wide = nodes.filter((each) => each.offsetTop === nodes[0].offsetTop).length;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: wide, ArrowUp: -wide }[event.key];
+    const next = step && nodes[nodes.indexOf(event.target) + step];
+    if (next) { event.preventDefault(); event.target.tabIndex = -1; next.tabIndex = 0; next.focus(); }
+  });
+
+  live.addEventListener("pointermove", (event) => {
+    const plot = event.target.closest(".lines");
+    if (!plot) { return; }
+    const box = plot.getBoundingClientRect();
+    const x = 100 * (event.clientX - box.left) / box.width;
+    const points = plot.dataset.points.split(";").map((each) => each.split("|"));
+    const near = points.reduce((best, each) => Math.abs(each[0] - x) < Math.abs(best[0] - x) ? each : best);
+    const since = new Date(plot.dataset.since).getTime();
+    const at = new Date(since + (new Date(plot.dataset.until) - since) * near[0] / 100);
+    const cursor = plot.querySelector(".cursor");
+    ["x1", "x2"].forEach((name) => cursor.setAttribute(name, near[0]));
+    plot.closest(".chart").querySelector(".at").textContent = `${near[2]} at ${clock(at)}`;
+  });
+
+  const theme = document.getElementById("theme");
+  const isDark = () => (document.documentElement.dataset.theme || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light")) === "dark";
+  const name = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
+  theme.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    document.cookie = `dra_theme=${document.documentElement.dataset.theme}; path=/${location.pathname.split("/")[1]}/; SameSite=Strict`;
+    name();
+  });
+  theme.hidden = false;
+  name();
+  dress();
 
   function connect() {
     if (source || document.hidden) { return; }

@@ -1,6 +1,6 @@
 """The page over a small cluster, without threads and sockets."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
 from dra_driver.kubectl.web.access_control import Keys
 from dra_driver.kubectl.web.reading import BackgroundResults, LiveSource, Periodic, read_from, same_cluster
-from dra_driver.kubectl.web.use_history import UseHistory
+from dra_driver.kubectl.web.use_history import UseHistory, UseSample
 from tests.unit.kubectl.web.objects import seen, small_state
 
 if TYPE_CHECKING:
@@ -27,7 +27,9 @@ class Site:
         from dra_driver.kubectl.web.app import PageSources, application
 
         self.state = small_state()
-        self.age = timedelta()
+        self.age = self.use_age = timedelta()
+        self.asked: list[tuple[int, Mapping[str, str]]] = []
+        self.past: list[UseSample] | Exception = []
         self.told: dict[str, GpuNodeStatus] = {}
         self.uses: list[ClaimDeviceUse] = []
         self.memory: list[GpuMemory] = []
@@ -42,7 +44,8 @@ class Site:
             cluster=reader("cluster", self._read, 1.0, same=same_cluster, now=lambda: datetime.now(UTC) - self.age),
             background_results=BackgroundResults(),
             about="test",
-            use=Periodic("use", history.read, 1.0),
+            use=Periodic("use", history.read, 1.0, now=lambda: datetime.now(UTC) - self.use_age),
+            past=self._past,
         )
         self.app = application(self.sources, self.keys, (HOST,))
         self.base = f"/{self.keys.folder}"
@@ -51,6 +54,12 @@ class Site:
         if self.use_failure:
             raise self.use_failure
         return UseReport(source="test", window_s=60, uses=list(self.uses), gpus=list(self.memory), gaps=self.gaps)
+
+    def _past(self, window_s: int, where: Mapping[str, str]) -> list[UseSample]:
+        self.asked.append((window_s, where))
+        if isinstance(self.past, Exception):
+            raise self.past
+        return self.past
 
     def _read(self) -> Any:
         if self.failure:

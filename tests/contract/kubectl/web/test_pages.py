@@ -5,7 +5,7 @@ import gc
 import re
 import weakref
 from collections.abc import Iterator
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -19,6 +19,7 @@ from dra_driver.kubectl.capacity import LEGEND
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory
 from dra_driver.kubectl.web.reading import Periodic
 from dra_driver.kubectl.web.rows import EXAMPLE, MAX_BYTES
+from dra_driver.kubectl.web.use_history import UseSample
 from tests.contract.kubectl.web.conftest import HOST, Site
 from tests.unit.kubectl.web.objects import (
     DRIVER,
@@ -42,7 +43,10 @@ if TYPE_CHECKING:
     from starlette.testclient import TestClient
 
 
-LISTS = ("/", "/claims", "/pending", "/capacity", "/events", "/what-if")
+LISTS = (
+    *("/", "/claims", "/pending", "/capacity", "/events", "/faults", "/namespaces", "/topology", "/policies"),
+    *("/doctor", "/what-if"),
+)
 PAGES = (*LISTS, "/nodes/n", "/nodes/n/gpu-0", "/claims/team/a", "/pending/team/w")
 HOSTILE = "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}\u202e"
 CLASS = {"metadata": {"name": DRIVER}, "spec": {"selectors": [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]}}
@@ -103,11 +107,84 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     for _ in range(2):
         site.read(plain_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
-    assert re.search(r'<polyline class="memory" points="0.0,90.0 [0-9.]+,90.0"/>', text)
-    assert re.search(r'<polyline class="sm" points="0.0,60.0 [0-9.]+,60.0"/>', text)
-    assert "upper edge: total memory (80 GiB)" in text
-    assert "<dd>50 %</dd>" in text
-    assert "<dd>320 W</dd>" in text
+    words = re.findall(r'aria-label="([^"]* of gpu-0: [^"]*)"', text)
+    assert words == [
+        "Memory of gpu-0: 20 GiB of 80 GiB in total",
+        "Utilization of gpu-0: 50 % ",
+        "Power of gpu-0: 320 W ",
+    ]
+    assert re.findall(r'<polyline points="[0-9.]+,([0-9.]+) [0-9.]+,[0-9.]+"/>', text) == ["75.00", "50.00", "35.92"]
+    assert re.search(r'data-points="[0-9.]+\|75.0\|20 GiB;[0-9.]+\|75.0\|20 GiB"', text)
+    for tick in (">80 GiB<", ">40 GiB<", ">100 %<", ">50 %<", ">500 W<", ">0 W<"):
+        assert tick in text
+
+
+def test_a_longer_range_is_read_from_prometheus(site: Site, browser: "TestClient") -> None:
+    """A slow or failing Prometheus delays only this range."""
+    site.memory = [GpuMemory(node="n", device="gpu-0", total_bytes=80 * GIB, used_bytes=20 * GIB)]
+    site.read(plain_state())
+    address = f"{site.base}/nodes/n/gpu-0?range=7d"
+    assert "Reading from Prometheus" in browser.get(address).text
+    before = GpuMemory(node="n", device="gpu-0", used_bytes=10 * GIB)
+    site.past = [UseSample(datetime.now(UTC) - timedelta(days=1), {}, {("n", "gpu-0"): before})]
+    assert site.sources.past_results.compute_one()
+    assert site.asked == [(604_800, {"node": "n"})]
+    text = browser.get(address).text
+    assert "no data since" in text
+    assert re.search(r'data-points="85.[0-9]+\|87.5\|10 GiB"', text)
+    site.past = ApiUnreachableError("no answer")
+    browser.get(f"{site.base}/nodes/n/gpu-0?range=6h")
+    assert site.sources.past_results.compute_one()
+    assert "no answer" in browser.get(f"{site.base}/nodes/n/gpu-0?range=6h").text
+
+
+def test_use_that_is_not_renewed_is_dated(site: Site, browser: "TestClient") -> None:
+    site.use_age = timedelta(hours=1)
+    site.memory = [GpuMemory(node="n", device="gpu-0", busy_ratio=0.5)]
+    site.read(plain_state())
+    for path in ("/", "/nodes/n", "/nodes/n/gpu-0", "/namespaces"):
+        assert "Usage data is of" in browser.get(f"{site.base}{path}").text
+
+
+def test_many_nodes_are_a_heat_map(site: Site, browser: "TestClient") -> None:
+    long = "x" * 240
+    names = [f"{long}-{index}" for index in range(13)]
+    slices = tuple(slice_of(name, whole("gpu-0", name)) for name in names)
+    site.read(small_state(slices=slices, nodes=()), **{names[3]: told(told_gpu("gpu-0", names[3], health=UNHEALTHY))})
+    site.memory = [GpuMemory(node=names[5], device="gpu-0", busy_ratio=0.5, used_bytes=GIB, total_bytes=80 * GIB)]
+    text = browser.get(f"{site.base}/").text
+    assert re.findall(r"<i class=\"(\w)\"></i></a>", text) == ["f", *"e" * 12]
+    site.read(site.state, **site.told)
+    text = browser.get(f"{site.base}/?sort=name").text
+    assert re.findall(r"<i class=\"(\w+)\"></i></a>", text) == [*"uuu", "f", "u", "h3", *"u" * 7]
+    assert tiles(text)[:6] == ["13", "1", "12", "0 %", "50 %", "1 %"]
+    assert "1 of 13 known" in text
+    found = browser.get(f"{site.base}/?show=unhealthy").text
+    assert re.findall(r'aria-labelledby="node-(\d+)"', found) == ["1"]
+
+
+def test_claims_are_sorted_and_filtered(site: Site, browser: "TestClient") -> None:
+    both = claim("a", "n", share("gpu-0", "20Gi")), claim("b", "n", namespace="other")
+    both[1]["spec"]["devices"]["requests"][0]["exactly"]["selectors"] = [{"cel": {"expression": "device.x > <1>"}}]
+    site.read(small_state(*both))
+    order = {sort: browser.get(f"{site.base}/claims?sort={sort}").text for sort in ("granted", "name", "state")}
+    first = {sort: re.findall(r'/claims/(?:team|other)/(\w)"', text) for sort, text in order.items()}
+    assert first == {"granted": ["a", "b"], "name": ["b", "a"], "state": ["b", "a"]}
+    assert 'aria-sort="descending"' in order["granted"]
+    assert "device.x &gt; &lt;1&gt;" in order["name"]
+    one = browser.get(f"{site.base}/claims?namespace=other").text
+    assert re.findall(r'/claims/(?:team|other)/(\w)"', one) == ["b"]
+
+
+def test_namespaces_sum_claims_and_idle_ones(site: Site, browser: "TestClient") -> None:
+    idle = ReportedIdle(namespace="team", claim="a", claim_uid="u", since="x", after_min=5)
+    site.read(full_state(), n=replace(told(), usage=ReportedUsage(idle=(idle,))))
+    text = browser.get(f"{site.base}/namespaces").text
+    cells = re.findall(r'data-label="(\w+)">(?:<[^>]+>)*([^<\s]*)', text)
+    assert cells[:8] == [
+        ("Namespace", "team"), ("Claims", "1"), ("Devices", "1"), ("Granted", "20.0"), ("Used", "?"), ("Busy", "?"),
+        ("Idle", "1"), ("Waiting", "1"),
+    ]  # fmt: skip
 
 
 def test_usage_gaps_are_shown(site: Site, browser: "TestClient") -> None:
@@ -220,8 +297,8 @@ def test_unreachable_server_is_shown_with_last_state(site: Site, browser: "TestC
     site.failure = ApiUnreachableError("connection refused <b>")
     site.sources.cluster.once()
     text = browser.get(f"{site.base}/").text
-    assert re.search(r"Cannot read the cluster since \d\d:\d\d:\d\d UTC", text)
-    assert re.search(r"below was read at \d\d:\d\d:\d\d UTC, 3m before this page", text)
+    assert re.search(r"Cannot read the cluster since <time [^>]+>\d\d:\d\d:\d\d UTC", text)
+    assert re.search(r"below was read at <time [^>]+>\d\d:\d\d:\d\d UTC</time>, 3m before this page", text)
     assert "connection refused &lt;b&gt;" in text
     assert "gpu-0" in text
     number, age, _, *problem = announced(site, f"dra_ui={browser.cookies['dra_ui']}")
@@ -254,7 +331,8 @@ def test_numbers_about_use_say_of_when_they_are(site: Site, browser: "TestClient
     for path in ("/claims", "/claims/team/a", "/nodes/n/gpu-0"):
         text = browser.get(f"{site.base}{path}").text
         assert re.search(
-            r"Usage data unavailable since [\d:]+ UTC; the numbers below are from [\d:]+ UTC: no answer", text
+            r"Usage data unavailable since <.*>[\d:]+ UTC</time>; the numbers below are from <.*>[\d:]+ UTC</time>: no",
+            text,
         )
 
 
@@ -291,7 +369,7 @@ def hostile(site: Site, browser: "TestClient") -> "tuple[Site, TestClient]":
 
 def test_hostile_names_are_text(hostile: "tuple[Site, TestClient]") -> None:
     site, browser = hostile
-    links = {*LISTS[:5], f"/?q={HOSTILE}", f"/claims?q={HOSTILE}&show={HOSTILE}"}
+    links = {*LISTS[:-1], f"/?q={HOSTILE}", f"/claims?q={HOSTILE}&show={HOSTILE}"}
     pages = [browser.get(f"{site.base}{path}") for path in links]
     site.read(site.state, **site.told)
     found = {link for page in pages for link in re.findall(r'href="([^"]+)"', page.text) if "alert" in link}
@@ -335,7 +413,7 @@ def test_sizes_that_no_gpu_has_and_long_texts_end_no_page(site: Site, browser: "
     assert site.sources.cluster.trouble is None
     assert {page.status_code for page in pages if "/pending/" not in str(page.url)} == {200}
     assert max(len(page.text) for page in pages) < 1 << 19
-    assert "Error" not in "".join(page.text for page in pages)
+    assert "Error" not in "".join(page.text for page in pages if "/doctor" not in str(page.url))
 
 
 def test_trial_page_matches_explain(site: Site, browser: "TestClient") -> None:
@@ -388,15 +466,16 @@ def test_a_form_that_is_too_large_is_refused(site: Site, browser: "TestClient") 
 
 
 def tiles(page: str) -> list[str]:
-    return re.findall(r"<li><b>([^<]*)</b><span", page)
+    """GPUs, faults, free, allocated, busy, memory used, power, waiting."""
+    return re.findall(r"<b>([^<]*)</b><span class=\"(?:key[^\"]*)?\">", page)
 
 
 def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient") -> None:
     """Free, healthy, none and 0 appear only for objects that were read."""
-    assert tiles(browser.get(f"{site.base}/").text) == ["?"] * 7
+    assert tiles(browser.get(f"{site.base}/").text) == ["?"] * 8
     site.read(replace(full_state(), slices=(), gaps=("resourceslices: no", "gpunodes: no", "events: no")))
     fleet = browser.get(f"{site.base}/?show=free").text
-    assert tiles(fleet) == ["?"] * 7
+    assert tiles(fleet) == ["?"] * 7 + ["1"]
     assert "Free GPUs are unknown" in fleet
     assert "The health of GPUs is unknown" in browser.get(f"{site.base}/?show=unhealthy").text
     assert "Unknown: events cannot be read" in browser.get(f"{site.base}/claims/team/a").text
@@ -409,7 +488,7 @@ def test_unread_kinds_are_unknown_and_not_zero(site: Site, browser: "TestClient"
         " ".join(browser.get(f"{site.base}{path}").text.split())
         for path in ("/", "/nodes/n/gpu-0", "/nodes/n/gpu-1", "/nodes/n", "/capacity")
     )
-    assert tiles(fleet) == ["1", "2", "?", "≥ 1", "?", "?", "0"]
+    assert tiles(fleet) == ["2", "0", "?", "?", "?", "?", "?", "0"]
     assert "its claims are unknown · health unknown" in fleet
     assert "at least 100 % held · 1 claim · health unknown" in fleet
     assert "Its claims are unknown." in free

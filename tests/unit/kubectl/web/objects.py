@@ -1,6 +1,6 @@
 """Objects of a small cluster: one H100 with MIG and shares, and one whole A100."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -109,6 +109,9 @@ class Source(FileSource):
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
         return self._said
+
+    def quotas(self, gaps: list[str]) -> Sequence[object]:
+        return ()
 
 
 def seen(state: ClusterState, **said: GpuNodeStatus) -> SeenCluster:

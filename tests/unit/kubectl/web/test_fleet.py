@@ -9,6 +9,7 @@ from dra_driver.core.model.gpu_node import HealthWord, PublishedForm
 from dra_driver.kubectl.capacity import claims_of, place_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
 from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.heat_map import shown_nodes
 from dra_driver.kubectl.web.rows import claim_views, uses_by_device
 from tests.unit.kubectl.web.objects import (
     DRIVER,
@@ -177,11 +178,8 @@ def test_only_a_gpu_that_a_claim_can_get_is_free(device: Any, more: Any, closed:
     state = small_state(slices=(slice_of("n", whole("gpu-0", "GPU-0", **device), of=of),), **more)
     healthy = told(told_gpu("gpu-0", "GPU-0", health=HealthWord.HEALTHY))
     found = seen(state, n=healthy).fleet
-    assert (found.nodes[0].gpus[0].closed, found.totals.free, found.nodes[0].has_free) == (
-        closed,
-        not closed,
-        not closed,
-    )
+    free = bool(shown_nodes(found.nodes, {}, "free"))
+    assert (found.nodes[0].gpus[0].closed, found.totals.free, free) == (closed, not closed, not closed)
 
 
 def test_a_lost_gpu_that_is_not_published_keeps_its_claims() -> None:

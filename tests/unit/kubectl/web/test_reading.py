@@ -24,7 +24,7 @@ from dra_driver.kubectl.web.reading import (
     read_from,
     same_cluster,
 )
-from dra_driver.kubectl.web.use_history import MAX_SAMPLES, Point, UseHistory, drawn
+from dra_driver.kubectl.web.use_history import MAX_SAMPLES, UseHistory
 from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small_state
 
 
@@ -133,7 +133,11 @@ def test_unreadable_pods_and_events_are_gaps() -> None:
     pod = {"metadata": {"name": "p"}, "spec": {"resourceClaims": 5}}
     state = ClusterState(pods=(pod,), events=({"metadata": {"name": "e"}, "message": 5},))
     _, *gaps = read_from(FileSource(state)).gaps
-    assert [gap[:23] for gap in gaps] == ["pods: p cannot be read:", "events: e cannot be rea"]
+    assert [gap[:23] for gap in gaps] == [
+        "pods: p cannot be read:",
+        "events: e cannot be rea",
+        "resourcequotas: not in ",
+    ]
     # GpuNodes without a status are left out.
     told = {"metadata": {"name": "n"}, "status": {"driverName": "d", "gpus": []}}
     found = read_from(LiveSource(FakeApi([{"metadata": {"name": "new"}}, told])), lambda: NOW)
@@ -181,19 +185,6 @@ def test_use_is_remembered_for_charts() -> None:
     points = now.points(use)
     assert len(points) == MAX_SAMPLES
     assert points[0].at < points[-1].at
-
-
-def test_charts_are_coordinates_within_the_frame() -> None:
-    def points(*values: int | None) -> list[Point]:
-        return [Point(NOW + timedelta(seconds=10 * at), value, None) for at, value in enumerate(values)]
-
-    assert drawn(points(10), 10) is None
-    inside = given(drawn(points(0, 5, 10), 10))
-    assert (inside.memory, inside.utilisation) == ("0.0,120.0 300.0,60.0 600.0,0.0", "")
-    assert (inside.top, inside.limit, inside.since) == (10, None, NOW)
-    over = given(drawn(points(10, None, 20), 10))
-    assert (over.memory, over.top, over.limit) == ("0.0,62.9 600.0,5.7", 21.0, 62.9)
-    assert drawn(points(10, 20), 0) is None
 
 
 def test_the_reader_rests_when_no_page_asks() -> None:
