@@ -1,13 +1,13 @@
-"""Writes the admission policy for opaque parameters, which `dra_driver.config.schemas.admission` makes, into the chart.
+"""Writes the admission policy for opaque parameters, which `parameters_policy` makes, into the chart.
 
 Expressions keep their lines, so that a difference of two versions can be read.
 """
 
 from pathlib import Path
 
+import parameters_policy as admission
+import schema_export as export
 import yaml
-
-from dra_driver.config.schemas import admission, export
 
 PARAMETERS = Path("deploy/chart/templates/parameters-policy.yaml")
 _HEAD = """\

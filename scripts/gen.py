@@ -23,8 +23,6 @@ from pathlib import Path
 import yaml
 from grpc_tools import protoc
 
-from dra_driver.config.schemas import export
-
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
 import admission_manifests  # noqa: E402 - as below
@@ -41,6 +39,7 @@ import kube_objects  # noqa: E402 - as below
 import messages  # noqa: E402 - as below
 import performance_docs  # noqa: E402 - a neighbour of this script, which may be started or imported from anywhere
 import rights_docs  # noqa: E402 - as above
+import schema_export as export  # noqa: E402 - as above
 
 PROTOS = ROOT / "protos"
 GENERATED = Path("dra_driver/core/_pb")

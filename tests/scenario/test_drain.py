@@ -71,7 +71,7 @@ def test_a_node_is_drained_of_every_form_and_given_back(
     assert len(report["evicted"]) == 1, "the deployment's pod; the others have no controller"
     assert {item["pod"].rpartition("/")[2] for item in report["notEvicted"]} == {"whole", "share", "extended"}
     assert "--force" in report["notEvicted"][0]["reason"]
-    assert "kubectl dra undrain gpu-a" in " ".join(report["next"])
+    assert "kubectl dra undrain gpu-a" in " ".join(report["nextSteps"])
 
     status, report, steps = commands.run("drain", "--evict", "--force")
     assert (status, report["result"]) == (0, "done"), report

@@ -21,6 +21,9 @@ EXAMPLES: Final = {
   kubectl dra usage                           devices of all claims, from the exporters
   kubectl dra usage --by namespace -o csv
   kubectl dra usage -n team-a --prometheus http://localhost:9090 --window 7d""",
+    "kubectl dra node-template": """\
+  kubectl dra node-template 8xh100-sxm5-80gb
+  kubectl dra node-template 1xt4-16gb --policy examples/policies/t4-eighths.yaml -o json""",
     "kubectl dra top": """\
   kubectl dra top -w                          claims of the namespace, until Ctrl-C
   kubectl dra top nodes --sort-by memory""",

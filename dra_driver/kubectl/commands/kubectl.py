@@ -38,7 +38,7 @@ GROUPS: Final = {
     "Look": ("devices", "claims", "usage", "top", "idle", "quota", "capacity", "topology", "ui"),
     "Explain": ("explain", "doctor", "lint", "policy", "snapshot", "support-bundle"),
     "Act": ("drain", "undrain", "gpu", "classes", "migrate", "smoke", "hardware-check"),
-    "Try (`dra-driver sim up` runs a cluster with simulated GPUs on this machine)": ("version",),
+    "Try (`dra-driver sim up` runs a cluster with simulated GPUs on this machine)": ("node-template", "version"),
 }
 
 

@@ -428,6 +428,8 @@ def namespace_rows(
         waits[pods.namespace] += pods.count
     limits: dict[str, list[tuple[str, int | None, int]]] = {}
     for quota in quotas:
+        if quota.hard is None:
+            continue
         limits.setdefault(quota.namespace, []).append((quota.device_class or "claims", quota.used, quota.hard))
     rows = [
         _namespace_row(name, by_name.get(name, ()), waits[name], idle, limits.get(name, ()))

@@ -8,13 +8,13 @@ from pydantic import ValidationError
 
 from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import problems, schemas
-from dra_driver.config.schemas.export import KINDS
 from dra_driver.core.model.terms import GpuTerms, SharingTerms, Strategy
 from dra_driver.node.slices import ApiServerFeatures, build_devices
 from tests.contract.config import samples
+from tests.fakes.scripts import script
 from tests.fakes.simulated_gpus import SimulatedBackend
 
-MODELS = {model.__name__: model for model in KINDS}
+MODELS = {model.__name__: model for model in script("schema_export").KINDS}
 ROUNDS = 4000
 
 

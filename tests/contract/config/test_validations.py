@@ -11,9 +11,9 @@ import pytest
 
 from dra_driver.config.rules import RULES
 from dra_driver.config.schema import problems, schemas
-from dra_driver.config.schemas.export import gpu_policy_crd
 from dra_driver.scheduler.cel import Expression, value_of
 from tests.contract.config import samples
+from tests.fakes.scripts import script
 
 ROUNDS = 1000
 Json = Mapping[str, Any]
@@ -26,7 +26,9 @@ def compiled(rule: str) -> Expression:
 
 @cache
 def root() -> dict[str, Any]:
-    schema: dict[str, Any] = gpu_policy_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+    schema: dict[str, Any] = script("schema_export").gpu_policy_crd()["spec"]["versions"][0]["schema"][
+        "openAPIV3Schema"
+    ]
     return schema
 
 

@@ -4,12 +4,13 @@ from typing import Any
 
 import pytest
 
-from dra_driver.config.schemas import admission
 from tests.contract.config import samples
 from tests.contract.deploy import opaque_manifests as opaque
 from tests.fakes import chart
 from tests.fakes.admission import Policy
+from tests.fakes.scripts import script
 
+admission = script("parameters_policy")
 PLACE = "spec.devices.config[0].opaque.parameters: "
 
 

@@ -10,11 +10,13 @@ import pytest
 from dra_driver.config.policy import Availability, GpuPolicy, GpuSelection, policy_of, policy_problems
 from dra_driver.config.rules import OWN_ATTRIBUTES
 from dra_driver.config.schema import FieldProblem, path_text, problems, schemas
-from dra_driver.config.schemas.export import gpu_node_crd, gpu_policy_crd
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.model.health_rules import HealthRules
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, PodProtection, UsageRules
+from tests.fakes.scripts import script
 from tests.fakes.stand_in import present
+
+export = script("schema_export")
 
 
 def policy(**spec: Any) -> dict[str, Any]:
@@ -261,7 +263,7 @@ def test_decoding_loads_neither_pydantic_nor_yaml() -> None:
     assert done.stdout == "[]\n"
 
 
-@pytest.mark.parametrize("crd", [gpu_policy_crd(), gpu_node_crd()], ids=["GpuPolicy", "GpuNode"])
+@pytest.mark.parametrize("crd", [export.gpu_policy_crd(), export.gpu_node_crd()], ids=["GpuPolicy", "GpuNode"])
 def test_columns_show_fields_that_the_schema_has(crd: dict[str, Any]) -> None:
     (version,) = crd["spec"]["versions"]
     root = version["schema"]["openAPIV3Schema"]

@@ -177,7 +177,7 @@ def test_nodes_that_are_missing_in_a_private_dev_do_not_touch_the_machines(on_ro
 def test_the_doctor_has_the_read_only_checks_as_a_layer(environment: dict[str, str], state: State) -> None:
     state.inject("nvmlDeviceGetBrand", UNKNOWN, device=1)
     done = run_python(*MAIN, "doctor", "--output", "json", "--node-name", "n", environment=environment)
-    findings = json.loads(done.stdout)["findings"]
+    findings = json.loads(done.stdout)["items"]
     assert "NVML counts 4 GPUs" in [each["seen"] for each in findings if each["check"] == "nvml"]
     hardware = {each["seen"].partition(",")[0]: each for each in findings if each["layer"] == "hardware"}
     statuses = {name: each["status"] for name, each in hardware.items()}

@@ -12,8 +12,8 @@ from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 NAMESPACE = "team-a"
 LOCAL = ("pods", "resourceclaims", "resourceclaimtemplates", "events", "persistentvolumeclaims")
-NOT_ASKED = frozenset({"version", "migrate", "ui"})
-"""Commands that ask no API server for objects: the version, manifests of files, a page that runs on."""
+NOT_ASKED = frozenset({"version", "migrate", "node-template", "ui"})
+"""Commands that ask no API server for objects: the version, manifests of files, simulated GPUs, a page that runs on."""
 COMMANDS = {
     **{name: (name,) for name in ("devices", "topology", "claims", "capacity", "usage", "top", "idle", "quota")},
     "gpu": ("gpu", "reset", "gpu-a/gpu-0"),

@@ -88,7 +88,7 @@ def test_texts_of_an_exporter_are_text(site: Site, browser: "TestClient") -> Non
     site.read(full_state())
     site.read(full_state())
     pages = {path: browser.get(f"{site.base}{path}").text for path in PAGES}
-    assert "16 GiB" in pages["/nodes/n/gpu-0"]
+    assert "16.0 GiB" in pages["/nodes/n/gpu-0"]
     assert "cannot measure" in pages["/claims"]
     for page in pages.values():
         assert_harmless(page)

@@ -69,7 +69,7 @@ def test_every_page_is_there(site: Site, browser: "TestClient") -> None:
     for path, part in (
         ("/", "pool"),
         ("/nodes/n/gpu-0", "20 % compute"),
-        ("/claims", "20 GiB"),
+        ("/claims", "20.0 GiB"),
         ("/pending", "which does not exist"),
         ("/capacity", "NVIDIA H100"),
         ("/capacity", LEGEND),
@@ -83,7 +83,7 @@ def test_use_is_shown_against_the_grant(site: Site, browser: "TestClient") -> No
     site.uses = [use]
     site.read(full_state())
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
-    assert "25 GiB" in text
+    assert "25.0 GiB" in text
     assert "125 % of the grant" in text
     assert "meter over" in text
 
@@ -97,8 +97,8 @@ def test_gpu_memory_is_shown_as_sum(site: Site, browser: "TestClient") -> None:
     ]  # fmt: skip
     site.read(full_state())
     text = " ".join(browser.get(f"{site.base}/nodes/n/gpu-0").text.split())
-    assert "2 GiB (3)" in text
-    assert '<span class="quiet">?</span> = 23 GiB of 80 GiB' in text
+    assert "2.0 GiB (3)" in text
+    assert '<span class="quiet">?</span> = 23.0 GiB of 80.0 GiB' in text
 
 
 def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestClient") -> None:
@@ -109,13 +109,13 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     text = browser.get(f"{site.base}/nodes/n/gpu-0").text
     words = re.findall(r'aria-label="([^"]* of gpu-0: [^"]*)"', text)
     assert words == [
-        "Memory of gpu-0: 20 GiB of 80 GiB in total",
+        "Memory of gpu-0: 20.0 GiB of 80.0 GiB in total",
         "Utilization of gpu-0: 50 % ",
         "Power of gpu-0: 320 W ",
     ]
     assert re.findall(r'<polyline points="[0-9.]+,([0-9.]+) [0-9.]+,[0-9.]+"/>', text) == ["75.00", "50.00", "35.92"]
-    assert re.search(r'data-points="[0-9.]+\|75.0\|20 GiB;[0-9.]+\|75.0\|20 GiB"', text)
-    for tick in (">80 GiB<", ">40 GiB<", ">100 %<", ">50 %<", ">500 W<", ">0 W<"):
+    assert re.search(r'data-points="[0-9.]+\|75.0\|20.0 GiB;[0-9.]+\|75.0\|20.0 GiB"', text)
+    for tick in (">80.0 GiB<", ">40.0 GiB<", ">100 %<", ">50 %<", ">500 W<", ">0 W<"):
         assert tick in text
 
 
@@ -131,7 +131,7 @@ def test_a_longer_range_is_read_from_prometheus(site: Site, browser: "TestClient
     assert site.asked == [(604_800, {"node": "n"})]
     text = browser.get(address).text
     assert "no data since" in text
-    assert re.search(r'data-points="85.[0-9]+\|87.5\|10 GiB"', text)
+    assert re.search(r'data-points="85.[0-9]+\|87.5\|10.0 GiB"', text)
     site.past = ApiUnreachableError("no answer")
     browser.get(f"{site.base}/nodes/n/gpu-0?range=6h")
     assert site.sources.past_results.compute_one()

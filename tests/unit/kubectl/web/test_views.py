@@ -125,10 +125,10 @@ def points(*values: int | None, step_s: int = 15, ratio: float | None = None) ->
 
 def test_a_chart_has_ticks_units_and_the_current_value() -> None:
     (memory,) = charts_of(points(0, 20 * GIB, 40 * GIB), 40 * GIB, NOW, 60, limit="granted")
-    assert (memory.title, memory.now, memory.of) == ("Memory", "40 GiB", "of 40 GiB granted")
-    assert [text for _, text in memory.rows] == ["40 GiB", "20 GiB", "0"]
+    assert (memory.title, memory.now, memory.of) == ("Memory", "40.0 GiB", "of 40.0 GiB granted")
+    assert [text for _, text in memory.rows] == ["40.0 GiB", "20.0 GiB", "0.0 GiB"]
     assert memory.lines == ["50.00,100.00 75.00,50.00 100.00,0.00"]
-    assert memory.points.split(";")[1] == "75.00|50.0|20 GiB"
+    assert memory.points.split(";")[1] == "75.00|50.0|20.0 GiB"
     assert charts_of(points(None, None), 40 * GIB, NOW, 60, limit="granted") == []
     assert charts_of([], 0, NOW, 60, limit="") == []
 
@@ -143,7 +143,7 @@ def test_missing_values_are_gaps_and_are_dated() -> None:
 
 def test_a_value_above_the_grant_moves_the_limit_into_the_plot() -> None:
     (memory,) = charts_of(points(10 * GIB, 20 * GIB), 10 * GIB, NOW, 60, limit="granted")
-    assert (memory.limit, memory.rows[0][1]) == (52.38, "21 GiB")
+    assert (memory.limit, memory.rows[0][1]) == (52.38, "21.0 GiB")
 
 
 def test_time_ticks_are_whole_minutes_hours_or_days() -> None:
