@@ -112,6 +112,7 @@ def host(
     try:
         made.start()
         yield made
+        cluster.dropped()  # the kubelet cannot end pods with claims while no driver is registered
     finally:
         made.stop()
 

@@ -6,6 +6,7 @@ the CDI specification's grammar, and the ``k8s.<driver>/<class>`` convention of 
 """
 
 import re
+from collections.abc import Callable
 
 from dra_driver.core.errors import ClaimError, ConfigurationError
 from dra_driver.core.model.ids import ClaimUid
@@ -102,6 +103,11 @@ class CdiNames:
         """The claim whose metadata ``file_name`` has; None for any other file."""
         match = self._metadata_file.fullmatch(file_name)
         return ClaimUid(match[1]) if match else None
+
+    def is_metadata_of(self, claim_uid: str) -> Callable[[str], bool]:
+        """Return a predicate of file names, fast for the many names of other claims."""
+        prefix = f"{claim_uid}_"
+        return lambda name: name.startswith(prefix) and self.metadata_uid_of(name) == claim_uid
 
     def container_metadata_path(self, claim: str, pod_claim: str | None, request: str) -> str:
         """Path of a metadata file in a container (kubernetes/dynamic-resource-allocation api/metadata/helpers.go).

@@ -1,9 +1,10 @@
 """Write and remove this driver's CDI files and the metadata files beside them."""
 
-import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+
+import msgspec
 
 from dra_driver.core.errors import InvalidSpecError, StorageError
 from dra_driver.core.model.ids import ClaimUid
@@ -20,7 +21,8 @@ MAX_METADATA_BYTES = 1 << 20
 def render(spec: CdiSpec, source: str) -> bytes:
     """The file's bytes: indented JSON with a final newline. Raises `InvalidSpecError` naming ``source``."""
     validate(spec, source)
-    return json.dumps(spec.to_wire(), indent=1).encode() + b"\n"
+    # Not json.dumps: with an indent it encodes in Python, which takes nearly three times as long.
+    return msgspec.json.format(msgspec.json.encode(spec.to_wire()), indent=1) + b"\n"
 
 
 class CdiWriter:
@@ -91,7 +93,7 @@ class CdiWriter:
         """Remove the claim's files; False without a CDI file. Not synced: a file that reappears is an orphan. Raises
         `ClaimError`. A metadata file that cannot be removed is logged, because no container can see it any more."""
         removed = self._cdi.remove(self._names.claim_file_name(uid))
-        self._remove_metadata(lambda found: found == uid)
+        self._remove_metadata(self._names.is_metadata_of(uid))
         return removed
 
     def claim_uids(self) -> frozenset[ClaimUid]:
@@ -106,16 +108,18 @@ class CdiWriter:
         if removed:
             log.info("orphaned CDI files removed", extra={"count": len(removed), "directory": self._cdi.path})
         self._cdi.remove_stale(self._names.is_temporary, self._now())
-        self._remove_metadata(lambda uid: uid not in kept, stale=True)
+        self._remove_metadata(
+            lambda name: (uid := self._names.metadata_uid_of(name)) is not None and uid not in kept, stale=True
+        )
         return removed
 
-    def _remove_metadata(self, of: Callable[[str], bool], *, stale: bool = False) -> None:
-        """Remove the metadata files of these claims; with ``stale`` old temporary files too."""
+    def _remove_metadata(self, is_unused: Callable[[str], bool], *, stale: bool = False) -> None:
+        """Remove the metadata files with these names; with ``stale`` old temporary files too."""
         if not self._has_metadata or self._metadata.is_link:
             return
         try:
             for name in self._metadata.list():
-                if (uid := self._names.metadata_uid_of(name)) is not None and of(uid):
+                if is_unused(name):
                     self._metadata.remove(name)
             if stale:
                 self._metadata.remove_stale(self._names.is_temporary, self._now())

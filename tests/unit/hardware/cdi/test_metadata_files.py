@@ -103,6 +103,15 @@ def test_claim_is_removed_with_all_of_its_files(tmp_path: Path) -> None:
     assert list((tmp_path / "metadata").iterdir()) == [path(tmp_path, uid=OTHER)]
 
 
+def test_files_whose_names_only_begin_as_the_claims_stay(tmp_path: Path) -> None:
+    one = writer(tmp_path)
+    one.write_metadata(f"{UID}-0", {"gpu": DATA})
+    foreign = tmp_path / "metadata" / f"{UID}_gpu.json.old"
+    foreign.write_bytes(DATA)
+    one.remove_claim(UID)
+    assert sorted((tmp_path / "metadata").iterdir()) == sorted([path(tmp_path, uid=f"{UID}-0"), foreign])
+
+
 def test_orphans_are_removed_and_files_of_others_stay(tmp_path: Path) -> None:
     one = writer(tmp_path)
     for uid in (UID, OTHER):
