@@ -135,7 +135,7 @@ def test_a_daemon_that_does_not_come_up_is_a_sentence_and_leaves_nothing(node: N
     node.start_host()
     path = node.fault(fault)
     with pytest.raises(MpsUnavailableError, match=said):
-        node.client.ensure(daemon_of(node), within_s=1.2)
+        node.client.ensure(daemon_of(node), within_s=10.0 if fault == "mps-fail" else 1.2)
     assert is_clean(node)
     path.unlink()
     node.client.ensure(daemon_of(node), within_s=10.0)
