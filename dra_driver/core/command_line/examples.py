@@ -18,8 +18,8 @@ EXAMPLES: Final = {
   kubectl dra capacity --share 8Gi --by-node     how many shares of 8 GiB, node by node
   kubectl dra capacity --cluster-state cluster.json""",
     "kubectl dra usage": """\
-  kubectl dra usage                           devices of all claims, from the exporters
-  kubectl dra usage --by namespace -o csv
+  kubectl dra usage                           devices of the namespace's claims, from the exporters
+  kubectl dra usage -A --by namespace -o csv
   kubectl dra usage -n team-a --prometheus http://localhost:9090 --window 7d""",
     "kubectl dra node-template": """\
   kubectl dra node-template 8xh100-sxm5-80gb

@@ -70,10 +70,12 @@ def run(args: argparse.Namespace) -> int:
     def read() -> Listed[DeviceRow]:
         state = state_of(args, only=(*_FIELDS, *(("nodes",) if args.selector else ())))
         state = with_claim_gaps(with_defaults(on_selected_nodes(args, state)))
+        selected = {item["spec"].get("nodeName") for item in state.slices} if args.selector else None
         found = [
             row
             for row in devices_of(state, node=args.node, driver=args.driver, namespace=namespace)
-            if not args.nodes or row.node in args.nodes or f"{row.node}/{row.device}" in args.nodes
+            if (not args.nodes or row.node in args.nodes or f"{row.node}/{row.device}" in args.nodes)
+            and (selected is None or row.node in selected)  # claims also name devices of other nodes
         ]
         every = args.all or args.output not in ("table", "wide")
         return Listed(

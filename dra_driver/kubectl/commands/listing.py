@@ -132,7 +132,8 @@ def print_list(args: argparse.Namespace, read: Callable[[], Listed[T]], *, redra
         began = time.monotonic()
         found = read()
         now = _lines(args, found)
-        changed = [row for row, line in zip(found.rows, now, strict=True) if line not in set(shown)]
+        before = set(shown)
+        changed = [row for row, line in zip(found.rows, now, strict=True) if line not in before]
         if redraw:
             print(_HOME if sys.stdout.isatty() else "")
             _print(args, found)

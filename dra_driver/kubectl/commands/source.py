@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, RetryableError
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
@@ -153,11 +153,14 @@ def state_in_file(path: str) -> "ClusterState":
 
 
 def on_selected_nodes(args: argparse.Namespace, state: "ClusterState") -> "ClusterState":
-    """Return the state with the slices of nodes that the label selector of -l selects."""
+    """Return the state with the slices of nodes that the label selector of -l selects. Raises RetryableError if the
+    nodes could not be read."""
     if not args.selector:
         return state
     from dra_driver.kube.label_selector import selects
 
+    if is_unread(state, "nodes"):
+        raise RetryableError(f"cannot select nodes with -l: {'; '.join(state.gaps)}")
     names = {item["metadata"]["name"] for item in state.nodes if selects(args.selector, item)}
     return replace(state, slices=[item for item in state.slices if item["spec"].get("nodeName") in names])
 

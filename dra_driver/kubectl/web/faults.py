@@ -64,7 +64,7 @@ def _of_gpu(gpu: GpuRow) -> FaultCard:
         command, effect = f"kubectl dra drain {node}", "Excludes new claims on the node and waits for its pods to end."
     elif gpu.parts:
         command, effect = f"kubectl dra drain {node} --gpu {name}", "Excludes new claims and waits for the pods to end."
-    elif kinds & {*_RESETS}:
+    elif kinds & {*_RESETS} and not gpu.admins and "unknown" not in gpu.closed:
         command, effect = f"kubectl dra gpu reset {node}/{name}", "Resets the GPU, which no claim uses."
     else:
         command, effect = f"kubectl dra doctor node/{node} --on-node", "Checks the node from a pod on it."

@@ -94,7 +94,8 @@ def ordered(nodes: Sequence[NodeRow], use: GpuUse, order: str) -> list[NodeRow]:
     if order == "name":
         return list(nodes)  # of `fleet_of`, by name
     if order == "busy":
-        return sorted(nodes, key=lambda node: -(_mean(node, use, "busy") or -1.0))
+        busy = {node.name: _mean(node, use, "busy") for node in nodes}
+        return sorted(nodes, key=lambda node: (busy[node.name] is None, -(busy[node.name] or 0.0)))
     return sorted(nodes, key=lambda node: (-node.faults, not node.is_unhealthy))
 
 

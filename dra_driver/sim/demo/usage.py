@@ -170,10 +170,12 @@ def disturbed(before: Mapping[str, str], now: Mapping[str, str], names: Mapping[
 
 
 def not_found_idle(printed: str, pod: str) -> str | None:
-    """Return the error in a table of `kubectl dra idle`, in which only the pod's claim must be idle."""
+    """Return the error in a table of `kubectl dra idle`, in which only the claim made for the pod must be idle."""
     idle = [line for line in printed.splitlines() if "idle" in line.split()]
     return (
-        None if len(idle) == 1 and idle[0].split()[-1] == pod else f"expected the claim of {pod} to be idle: {printed}"
+        None
+        if len(idle) == 1 and idle[0].startswith(f"{pod}-")
+        else f"expected the claim of {pod} to be idle: {printed}"
     )
 
 

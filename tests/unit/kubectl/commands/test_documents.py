@@ -63,6 +63,18 @@ def test_json_is_the_documented_document(arguments: str, state: str, capsys: pyt
     assert status in (0, 1, 2)
 
 
+def test_selected_nodes_show_no_devices_of_other_nodes(
+    state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["devices", "-l", "pool=other", "--cluster-state", state, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["items"] == []
+    unread = json.loads(Path(state).read_text())
+    unread["draState"]["gaps"] = ["nodes: forbidden"]
+    (tmp_path / "unread.json").write_text(json.dumps(unread))
+    assert main(["capacity", "-l", "pool=other", "--cluster-state", str(tmp_path / "unread.json")]) != 0
+    assert "cannot select nodes" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", COMMANDS)
 def test_tables_fit_80_columns_with_and_without_colour(arguments: str, state: str) -> None:
     source = "--snapshot" if arguments == "doctor" else "--cluster-state"

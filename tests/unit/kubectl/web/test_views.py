@@ -102,6 +102,12 @@ def test_a_fault_has_one_command_that_ends_no_pod(more: Any, command: str) -> No
     assert card.causes == (("gpu-lost",) if "lost" in row.unhealthy[0] else ("xid 79",))
 
 
+@pytest.mark.parametrize("more", [{"closed": "unknown whether claims use it"}, {"admins": (PART,)}])
+def test_a_gpu_that_claims_may_use_is_not_offered_for_a_reset(more: Any) -> None:
+    faulty = gpu("gpu-3", "b", health="Unhealthy", unhealthy=("gpu.nvidia.com/xid=79",), **more)
+    assert "doctor" in faults_of(SeenFleet(nodes=(node("b", faulty),)))[0].command
+
+
 def test_faults_with_pods_come_first_and_nodes_last() -> None:
     rows = (node("a", problem="not ready"), node("b", FAULTY, gpu("gpu-4", "b", health="Unhealthy", parts=(PART,))))
     found = [(each.node, each.gpu) for each in faults_of(SeenFleet(nodes=rows))]
