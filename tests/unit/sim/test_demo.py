@@ -94,16 +94,16 @@ def test_a_pod_that_goes_on_is_the_same_pod(now: dict[str, str], said: str | Non
     assert disturbed({"a": "1", "b": "2", "evicted": "0"}, now, {"a": 0, "b": 0}) == said
 
 
-IDLE = "NAMESPACE  CLAIM      IDLE  FINDING  PODS\nns         sleepy-x   39s   idle     sleepy\n"
+IDLE = "CLAIM      NODE   IDLE  FINDING\nsleepy-x   gpu-u  39s   idle\n"
 
 
 @pytest.mark.parametrize(
     ("printed", "is_found"),
     [
         (IDLE, True),
-        (IDLE.replace("idle     sleepy", "unknown  sleepy"), False),
-        (IDLE.replace("idle     sleepy", "idle     modest"), False),
-        (IDLE + "ns         modest-x   39s   idle     modest\n", False),
+        (IDLE.replace("idle\n", "unknown\n"), False),
+        (IDLE.replace("sleepy-x", "modest-x"), False),
+        (IDLE + "modest-x   gpu-u  39s   idle\n", False),
         ("No idle or oversized claims found.\n", False),
     ],
 )
