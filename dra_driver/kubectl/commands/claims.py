@@ -57,9 +57,9 @@ def run(args: argparse.Namespace) -> int:
         state = with_taint_rules(state_of(args, only=_FIELDS))
         state = with_claim_gaps(replace(state, claims=tuple(selected(args.selector, state.claims))))
         every = claims_of(state, datetime.now(UTC), node=args.node, namespace=namespace or "")
-        found = [
-            row for row in named(args.names, every, lambda row: row.name) if not args.pending or row.state == "pending"
-        ]
+        is_unknown = is_unread(state, "resourceclaims")
+        known = every if is_unknown else named(args.names, every, lambda row: row.name)
+        found = [row for row in known if not args.pending or row.state == "pending"]
         return Listed(
             document=ClaimList(gaps=state.gaps, items=found),
             rows=found,
@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
             namespace=namespace,
             name=lambda row: name(row.name),
             noun="claims",
-            unknown="the claims cannot be read" if is_unread(state, "resourceclaims") else "",
+            unknown="the claims cannot be read" if is_unknown else "",
         )
 
     return print_list(args, read)

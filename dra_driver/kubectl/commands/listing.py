@@ -222,7 +222,8 @@ def _print_rows(
     heading: bool = True,
 ) -> None:  # fmt: skip
     if args.output == "name":
-        print("\n".join(dict.fromkeys(printable(name(row)) for row in rows)))
+        # A claim with several devices has several rows, and two namespaces may have claims of one name.
+        print("\n".join({(getattr(row, "namespace", ""), name(row)): printable(name(row)) for row in rows}.values()))
         return
     columns = shown_columns(args, columns)
     cells = [[column.cell(row) for column in columns] for row in rows]

@@ -63,6 +63,24 @@ def test_json_is_the_documented_document(arguments: str, state: str, capsys: pyt
     assert status in (0, 1, 2)
 
 
+def test_names_of_two_namespaces_are_two_lines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    twins = [claim("c"), {**claim("c"), "metadata": {"name": "c", "namespace": "team-b", "uid": "b"}}]
+    dump(cluster(claims=twins), tmp_path / "state.json")
+    assert main(["claims", "-A", "-o", "name", "--cluster-state", str(tmp_path / "state.json")]) == 0
+    assert capsys.readouterr().out == "resourceclaim.resource.k8s.io/c\n" * 2
+
+
+def test_a_claim_is_not_called_missing_where_claims_are_unread(
+    state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    unread = json.loads(Path(state).read_text())
+    unread["draState"]["gaps"] = ["resourceclaims: forbidden"]
+    unread["items"] = [item for item in unread["items"] if item["kind"] != "ResourceClaim"]
+    (tmp_path / "unread.json").write_text(json.dumps(unread))
+    assert main(["claims", "c", "--cluster-state", str(tmp_path / "unread.json")]) == 1
+    assert "Unknown: the claims cannot be read." in capsys.readouterr().err
+
+
 def test_selected_nodes_show_no_devices_of_other_nodes(
     state: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
