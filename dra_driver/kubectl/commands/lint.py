@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     sources = lint.collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
     report = lint.lint(sources, known)
     if state is not None:
-        tell_gaps(state)
+        tell_gaps(state.gaps)
     _print(report.strict() if args.strict else report, args.output)
     nothing_read = state is not None and not args.paths and bool(state.gaps) and not (state.claims or state.classes)
     return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0

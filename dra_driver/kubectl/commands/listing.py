@@ -17,7 +17,7 @@ from dra_driver.core.document import JsonDocument, to_wire
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import WIDTH, folded, printable
 from dra_driver.core.time import LONGEST_S, parse_duration
-from dra_driver.kubectl.commands.source import namespace_of, wants_colour
+from dra_driver.kubectl.commands.source import namespace_of, tell_gaps, wants_colour
 
 if TYPE_CHECKING:
     from dra_driver.kube.label_selector import LabelTerm
@@ -123,7 +123,8 @@ def print_list(args: argparse.Namespace, read: Callable[[], Listed[T]], *, redra
         raise ConfigurationError("-w: a file does not change; omit --cluster-state")
     began = time.monotonic()
     found = read()
-    _print_gaps(args, getattr(found.document, "gaps", ()))
+    if args.output not in ("json", "yaml"):  # their documents have the gaps
+        tell_gaps(getattr(found.document, "gaps", ()))
     status = _print(args, found)
     shown = _lines(args, found)
     while is_watched:
@@ -193,12 +194,6 @@ def _folded(line: str, width: int) -> list[str]:
 
 def _prints_unicode() -> bool:
     return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-
-
-def _print_gaps(args: argparse.Namespace, gaps: Sequence[str]) -> None:
-    """Report gaps on standard error: a table without the missing objects would look complete."""
-    for gap in () if args.output in ("json", "yaml") else gaps:
-        print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
 def _print(args: argparse.Namespace, found: Listed[T]) -> int:

@@ -8,7 +8,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self, TextIO
@@ -165,9 +165,9 @@ def on_selected_nodes(args: argparse.Namespace, state: "ClusterState") -> "Clust
     return replace(state, slices=[item for item in state.slices if item["spec"].get("nodeName") in names])
 
 
-def tell_gaps(state: "ClusterState") -> None:
+def tell_gaps(gaps: Iterable[str]) -> None:
     """Report gaps on standard error: a table without the missing objects would look complete."""
-    for gap in state.gaps:
+    for gap in gaps:
         print(f"not read: {printable(gap)}", file=sys.stderr)
 
 
