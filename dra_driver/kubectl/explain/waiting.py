@@ -19,6 +19,7 @@ from dra_driver.kubectl.explain.subject import allocation_of, is_deleted, name_o
 Wire = Mapping[str, Any]
 Groups = Sequence[Sequence[Wire]]
 Explain = Callable[[Wire], Explanation]
+_TOKEN_VOLUME: Final = re.compile(r"(?<=kube-api-access)-[a-z0-9]{5}\b")
 _MOST_FIXES: Final = 3
 _MOST_SUBJECTS: Final = 6
 
@@ -148,12 +149,14 @@ def _waits(pod: Wire) -> bool:
 
 
 def _alike(pod: Wire, allocated: Collection[tuple[str, str]]) -> object:
-    """Return a key that pods share if one answer holds for all of them."""
+    """Return a key that pods share if one answer holds for all of them. Host names and the random name of the token's
+    volume differ between replicas and do not count."""
     claims = {
         each.get("name"): each.get("resourceClaimName") for each in status_of(pod).get("resourceClaimStatuses") or ()
     }
     held = {name: (namespace_of(pod), claim) in allocated for name, claim in claims.items()}
-    return json.dumps([namespace_of(pod), spec_of(pod), held], sort_keys=True, default=str)
+    spec = {key: value for key, value in spec_of(pod).items() if key != "hostname"}
+    return _TOKEN_VOLUME.sub("", json.dumps([namespace_of(pod), spec, held], sort_keys=True, default=str))
 
 
 def _owner(pod: Wire) -> tuple[str, str, str]:
