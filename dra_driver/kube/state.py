@@ -3,7 +3,7 @@
 pkg/scheduler/framework/plugins."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
@@ -88,8 +88,8 @@ def read_cluster(
 ) -> ClusterState:
     """The state of a live cluster, each kind listed separately, so kinds differ by some moments.
 
-    ``namespace`` limits templates, events and volume claims; pods and claims only if other namespaces are forbidden.
-    ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``notify`` gets the next
+    ``namespace`` limits templates, events and volume claims; pods and claims only with ``only``, or if other namespaces
+    are forbidden. ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``notify`` gets the next
     kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
@@ -98,7 +98,7 @@ def read_cluster(
     read: dict[str, Any] = {}
     for kind in kinds:
         notify(kind.field)
-        read[kind.field] = read_kind(rest, kind, namespace, gaps)
+        read[kind.field] = read_kind(rest, kind, namespace, gaps, everywhere=() if only else _EVERYWHERE)
     return ClusterState(server_version=version, gaps=tuple(gaps), **read)
 
 
@@ -136,15 +136,18 @@ def _version(rest: StateReader, gaps: list[str]) -> str:
         return ""
 
 
-def read_kind(rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str]) -> tuple[Wire, ...]:
-    """The objects of one kind, reduced; ``gaps`` gets a kind that is not served or forbidden. Raises KubernetesApiError
-    for other failures."""
+def read_kind(
+    rest: StateReader, kind: StateKind, namespace: str | None, gaps: list[str], *,
+    everywhere: Container[str] = _EVERYWHERE,
+) -> tuple[Wire, ...]:  # fmt: skip
+    """The objects of one kind, reduced; ``gaps`` gets a kind that is not served or forbidden. ``namespace`` limits
+    kinds that are not in ``everywhere``. Raises KubernetesApiError for other failures."""
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
     api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
     local = f"{api}/namespaces/{namespace}/{kind.resource}" if namespace and kind.namespaced else ""
-    everywhere = f"{api}/{kind.resource}"
-    first = local if local and kind.field not in _EVERYWHERE else everywhere
+    whole = f"{api}/{kind.resource}"
+    first = local if local and kind.field not in everywhere else whole
     keep: Callable[[Wire], bool] = is_relevant_event if kind.field == "events" else lambda _: True
     try:
         items = _listed(rest, first, kind, keep)

@@ -54,11 +54,11 @@ def run(args: argparse.Namespace) -> int:
     name = "resourceclaim.resource.k8s.io/{}".format
 
     def read() -> Listed[ClaimRow]:
-        state = with_taint_rules(state_of(args, only=_FIELDS))
+        state = with_taint_rules(state_of(args, namespace=namespace, only=_FIELDS))
         state = with_claim_gaps(replace(state, claims=tuple(selected(args.selector, state.claims))))
         every = claims_of(state, datetime.now(UTC), node=args.node, namespace=namespace or "")
         is_unknown = is_unread(state, "resourceclaims")
-        known = every if is_unknown else named(args.names, every, lambda row: row.name)
+        known = every if is_unknown else named(args, every, lambda row: row.name)
         found = [row for row in known if not args.pending or row.state == "pending"]
         return Listed(
             document=ClaimList(gaps=state.gaps, items=found),

@@ -42,9 +42,14 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
     add_timeout(parser, "10m")
+    add_dry_run(parser)
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
     add_output(parser, "json", "yaml", default="text")
     add_kubeconfig(parser)
+
+
+def add_dry_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--dry-run", action="store_true", help="show the claims and pods, and change nothing")
 
 
 def add_timeout(parser: argparse.ArgumentParser, default: str) -> None:
@@ -61,9 +66,10 @@ def run(args: argparse.Namespace) -> int:
     if args.force and not args.evict:
         raise ConfigurationError("--force: only with --evict")
     options = DrainOptions(
-        node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force, detach=args.detach
-    )
-    report = DrainReport(command="drain", node=args.node, driver=args.driver)
+        node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force,
+        detach=args.detach, dry_run=args.dry_run,
+    )  # fmt: skip
+    report = DrainReport(command="drain", node=args.node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: drain(api, options, report, limit, say_for(args)))
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu_operation import Operation
-from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, add_timeout, finish, say_for
+from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, add_dry_run, add_timeout, finish, say_for
 from dra_driver.kubectl.commands.listing import add_output
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, wait_at_most
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evict", action="store_true", help="evict the pods that use this GPU")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
     add_timeout(parser, "15m")
+    add_dry_run(parser)
     parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
     add_output(parser, "json", "yaml", default="text")
     add_kubeconfig(parser)
@@ -47,8 +48,9 @@ def run(args: argparse.Namespace) -> int:
     if not (node and slash and gpu):
         raise ConfigurationError(f"{args.target[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-3")
     options = OperateOptions(
-        node=node, gpu=gpu, driver=args.driver, operation=operation, evict=args.evict, force=args.force
-    )
-    report = DrainReport(command="gpu", node=node, driver=args.driver)
+        node=node, gpu=gpu, driver=args.driver, operation=operation, evict=args.evict, force=args.force,
+        dry_run=args.dry_run,
+    )  # fmt: skip
+    report = DrainReport(command="gpu", node=node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: operate(api, options, report, limit, say_for(args)))

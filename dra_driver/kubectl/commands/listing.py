@@ -2,14 +2,16 @@
 
 import argparse
 import csv
+import gc
 import json
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar, get_args
 
 from msgspec import Struct, to_builtins
+from msgspec.structs import fields
 
 from dra_driver.core import yaml_text
 from dra_driver.core.command_line.table import TableColumn, show
@@ -100,8 +102,12 @@ def selected(terms: "Sequence[LabelTerm]", items: Sequence[Wire]) -> Sequence[Wi
     return [item for item in items if selects(terms, item)] if terms else items
 
 
-def named(names: Sequence[str], rows: Sequence[T], name_of: Callable[[T], str]) -> Sequence[T]:
-    """Return the rows of these names, all rows without names. Raises ConfigurationError for a name without a row."""
+def named(args: argparse.Namespace, rows: Sequence[T], name_of: Callable[[T], str]) -> Sequence[T]:
+    """Return the rows of the names in ``args``, all rows without names. Raises ConfigurationError for a name without a
+    row, and for names beside a filter."""
+    names = args.names
+    if names and (args.selector or args.node):
+        raise ConfigurationError("names cannot be combined with -l or --node")
     missing = set(names) - set(map(name_of, rows))
     if missing:
         raise ConfigurationError(f"not found: {', '.join(sorted(missing))}", reason="NotFound")
@@ -127,10 +133,12 @@ def print_list(args: argparse.Namespace, read: Callable[[], Listed[T]], *, redra
         tell_gaps(getattr(found.document, "gaps", ()))
     status = _print(args, found)
     shown = _lines(args, found)
+    gaps = getattr(found.document, "gaps", ())
     while is_watched:
         sys.stdout.flush()
         time.sleep(max(_WATCH_S, _LEAST_REST * (time.monotonic() - began)))
         began = time.monotonic()
+        gc.collect()  # `state_of` disables the automatic collection
         found = read()
         now = _lines(args, found)
         before = set(shown)
@@ -140,6 +148,12 @@ def print_list(args: argparse.Namespace, read: Callable[[], Listed[T]], *, redra
             _print(args, found)
         elif changed:
             _print_rows(args, found.columns, changed, found.name, heading=not shown)
+        gaps, new = getattr(found.document, "gaps", ()), set(getattr(found.document, "gaps", ())) - set(gaps)
+        tell_gaps(sorted(new))
+        if not redraw and not gaps:  # rows that cannot be read are not deleted
+            for space, name in dict.fromkeys(line[:2] for line in shown if line[:2] not in {each[:2] for each in now}):
+                place = f" from {space} namespace" if space else ""
+                print(printable(f"{name} deleted{place}"), file=sys.stderr)
         shown = now
     return status
 
@@ -156,15 +170,17 @@ def print_document(form: str, document: JsonDocument) -> None:
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
 
 
-def print_csv(items: Sequence[Mapping[str, Any]]) -> None:
-    """Print the items of a document with their keys. Quote names that a spreadsheet would compute."""
-    rows = [{**item, **item["key"]} if "key" in item else item for item in items]
+def print_csv(document: JsonDocument) -> None:
+    """Print the items of a document below their keys. Quote names that a spreadsheet would compute."""
+    (items,) = (each for each in fields(document) if each.name == "items")
+    (item,) = get_args(items.type)
+    rows = to_builtins(document)["items"]
+    keys = [*(rows[0].get("key", {}) if rows else {})]
+    names = [each.encode_name for each in fields(item) if each.name != "key"]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    names = [name for name in rows[0] if name != "key"] if rows else []
-    names.sort(key=lambda name: name not in rows[0].get("key", {}))
-    if rows:
-        writer.writerow(names)
-    writer.writerows([_csv_cell(row[name]) for name in names] for row in rows)
+    writer.writerow(keys + names)
+    for row in rows:
+        writer.writerow([_csv_cell(row["key"][name]) for name in keys] + [_csv_cell(row.get(name)) for name in names])
 
 
 def _csv_cell(value: object) -> str | int:
@@ -200,7 +216,7 @@ def _print(args: argparse.Namespace, found: Listed[T]) -> int:
     if args.output in ("json", "yaml"):
         print_document(args.output, found.document)
     elif args.output == "csv":
-        print_csv(to_builtins(found.document)["items"])
+        print_csv(found.document)
     elif found.rows:
         _print_rows(args, found.columns, found.rows, found.name)
     elif not found.unknown:
@@ -236,9 +252,12 @@ def shown_columns(args: argparse.Namespace, columns: Sequence[TableColumn[T]]) -
 
 
 def _lines(args: argparse.Namespace, found: Listed[T]) -> list[tuple[str, ...]]:
-    """Return the cells of each row that count as a change, with its name."""
+    """Return the namespace and name of each row, and its cells that count as a change."""
     columns = [column for column in shown_columns(args, found.columns) if not column.live]
-    return [(found.name(row), *(column.cell(row) for column in columns)) for row in found.rows]
+    return [
+        (getattr(row, "namespace", ""), found.name(row), *(column.cell(row) for column in columns))
+        for row in found.rows
+    ]
 
 
 def _selector(text: str) -> "tuple[LabelTerm, ...]":

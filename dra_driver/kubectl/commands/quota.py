@@ -13,7 +13,7 @@ from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.idle import add_idle_for
 from dra_driver.kubectl.commands.listing import Listed, add_list, namespace_column, print_list, scope_of, selected
-from dra_driver.kubectl.commands.source import client, kubeconfig_of
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, tell_gaps
 from dra_driver.kubectl.commands.usage_source import note_of, number
 from dra_driver.kubectl.usage import quota
 from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify
@@ -92,6 +92,7 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[dict[str, obje
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[tuple[str, str]]:
     report = usage_source.read_use(args, _WINDOW_S)
     usage_source.tell_source(report)
+    tell_gaps(report.gaps)
     rows = classify(report.uses, idle_after_s=args.idle_for, size_of=lambda _: DeviceSize())
     idle = {(row.namespace, row.claim) for row in rows if row.finding is UsageFinding.IDLE}
     if not report.uses:

@@ -210,11 +210,13 @@ def targets_of(words: Sequence[str], *kinds: str, default: str = "") -> list[tup
     kinds of ``OWNERS`` are valid after "pod". Raises ConfigurationError."""
     known = {word: kind for kind in kinds for word in (kind, f"{kind}s", *_SHORT[kind])}
     if not any("/" in word for word in words):
-        typed = [f"{words[0]}/{name}" for name in words[1:]]
-        words = typed if _kind(words[0], known) or not default else [f"{default}/{name}" for name in words]
+        if _kind(words[0], known):
+            words = [f"{words[0]}/{name}" for name in words[1:]]
+        elif default:
+            words = [f"{default}/{name}" for name in words]
         if not words:
             raise ConfigurationError(f"{_expected(list(known.values()))}, got no name")
-    return [_target(word if "/" in word else f"{default}/{word}", known) for word in words]
+    return [_target(word if "/" in word or not default else f"{default}/{word}", known) for word in words]
 
 
 def _target(word: str, known: Mapping[str, str]) -> tuple[str, str]:

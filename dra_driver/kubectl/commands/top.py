@@ -8,8 +8,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kubectl.commands import usage_source
-from dra_driver.kubectl.commands.listing import Listed, add_list, print_list, scope_of
-from dra_driver.kubectl.commands.usage import listed_devices, listed_sums
+from dra_driver.kubectl.commands.listing import Listed, add_list, print_list
+from dra_driver.kubectl.commands.usage import compared_scope, listed_devices, listed_sums
 from dra_driver.kubectl.usage.device_use import KEYS, ClaimDeviceUse, UseSum, summed
 
 DESCRIPTION: Final = """\
@@ -44,10 +44,8 @@ def run(args: argparse.Namespace) -> int:
     by = _KINDS.get(args.by)
     if by is None:
         raise ConfigurationError(f"{args.by[:40]!r}: expected claim, pod, namespace, node or device")
-    # Nodes and namespaces are compared with each other: one namespace would hide the rest.
-    args.all_namespaces = args.all_namespaces or (by in ("node", "namespace") and not args.namespace)
     args.prometheus = args.window = None
-    namespace = scope_of(args)
+    namespace = compared_scope(args, by)
 
     def read() -> Listed[Any]:
         report, _ = usage_source.read_joined(args, 0, namespace=namespace, node=args.node)

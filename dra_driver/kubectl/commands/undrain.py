@@ -18,7 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu))
-    report = DrainReport(command="undrain", node=args.node, driver=args.driver)
+    options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu), dry_run=args.dry_run)
+    report = DrainReport(command="undrain", node=args.node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: undrain(api, options, report, limit, say_for(args)))

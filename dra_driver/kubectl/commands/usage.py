@@ -96,7 +96,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    key, namespace = _label_of(args.by), scope_of(args)
+    key, namespace = _label_of(args.by), compared_scope(args, args.by)
 
     def read() -> Listed[Any]:
         report, _ = usage_source.read_joined(args, _WINDOW_S, namespace=namespace, node=args.node)
@@ -107,6 +107,12 @@ def run(args: argparse.Namespace) -> int:
         return listed_sums(namespace, report, args.by, key, sums)
 
     return print_list(args, read)
+
+
+def compared_scope(args: argparse.Namespace, by: str) -> str | None:
+    """Return the namespace of the rows; None for nodes and namespaces, which are compared, without -n."""
+    args.all_namespaces = args.all_namespaces or (by in ("node", "namespace") and not args.namespace)
+    return scope_of(args)
 
 
 def listed_devices(args: argparse.Namespace, namespace: str | None, report: UseReport) -> Listed[ClaimDeviceUse]:

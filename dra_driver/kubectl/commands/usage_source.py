@@ -202,10 +202,8 @@ def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseR
 
 
 def tell_source(report: UseReport) -> None:
-    """Print the source, the window and gaps on standard error."""
+    """Print the source and the window on standard error."""
     print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
-    for gap in report.gaps:
-        print(f"note: {printable(gap)}", file=sys.stderr)
 
 
 def _window_text(seconds: float) -> str:

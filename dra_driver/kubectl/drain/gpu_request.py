@@ -35,19 +35,22 @@ class OperateOptions(Struct, frozen=True, kw_only=True):
     operation: Operation
     evict: bool = False
     force: bool = False
+    dry_run: bool = False
 
 
 def operate(api: DrainApi, options: OperateOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
     """Fill ``report``. Raises as `drain`; DrainFailedError with the node's reason when the operation failed."""
     node = options.node
     freed = DrainOptions(
-        node=node, driver=options.driver, gpus=(options.gpu,), evict=options.evict, force=options.force, detach=False
-    )
+        node=node, driver=options.driver, gpus=(options.gpu,), evict=options.evict, force=options.force, detach=False,
+        dry_run=options.dry_run,
+    )  # fmt: skip
     report.only = (options.gpu,)
     run = DrainRun(api, freed, report, patience, say)
     check_rights(api, needed_rights(node, reads_events=True))
     before = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
-    run.mark()
+    if not run.mark():
+        return
     gpu = GpuUuid(report.gpus[0])
     run.await_taint()
     run.await_free()

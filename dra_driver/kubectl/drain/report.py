@@ -33,6 +33,7 @@ class DrainReport(Struct, kw_only=True):
     detached: bool | None = None
     detach_asked: bool = False
     result: DrainResult = "unfinished"
+    dry_run: bool = False
     message: str = ""
     next_steps: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
     node: str
     driver: str
     result: DrainResult
+    dry_run: bool
     message: str
     gpus: Sequence[str]
     annotation: str | None
@@ -97,6 +99,7 @@ def document_of(report: DrainReport) -> DrainDocument:
         node=report.node,
         driver=report.driver,
         result=report.result,
+        dry_run=report.dry_run,
         message=report.message,
         gpus=report.gpus,
         annotation=report.annotation,

@@ -29,7 +29,8 @@ class DrainFailedError(DraError):
 
 
 class DrainOptions(Struct, frozen=True, kw_only=True):
-    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: only for the whole node."""
+    """``gpus`` are UUIDs or names of the node's GPUs, empty for all. ``detach`` None: only for the whole node.
+    ``dry_run``: report the claims and pods, and change nothing."""
 
     node: str
     driver: str
@@ -37,6 +38,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
     evict: bool = False
     force: bool = False
     detach: bool | None = None
+    dry_run: bool = False
 
     @property
     def detaches(self) -> bool:
@@ -47,7 +49,8 @@ def drain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: D
     """Fill ``report``. Raises ConfigurationError, MissingRightsError, KubernetesApiError and DrainFailedError."""
     report.only = options.gpus
     run = DrainRun(api, options, report, patience, say)
-    run.mark()
+    if not run.mark():
+        return
     run.await_taint()
     run.await_free()
     if options.detaches:
@@ -69,8 +72,8 @@ class DrainRun:
         self._shown: dict[str, str] = {}  # claim and device of a holder -> its line
         self._free_looks = 0
 
-    def mark(self) -> None:
-        """Write the annotation that requests the taint from the node process."""
+    def mark(self) -> bool:
+        """Write the annotation that requests the taint from the node process. Return whether it was no dry run."""
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)
@@ -84,10 +87,22 @@ class DrainRun:
                 f"node {node} does not publish {', '.join(unknown)}: fallen off the bus, hidden by a policy, or not "
                 "a GPU of this node. Check the UUID"
             )
-        self.view.holders(self._gpus, published, force=self._options.force)  # fail early
+        holders = self.view.holders(self._gpus, published, force=self._options.force)  # fail early
+        if self._options.dry_run:
+            self._preview(holders)
+            return False
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (unchanged)'}")
+        return True
+
+    def _preview(self, holders: tuple[DeviceHolder, ...]) -> None:
+        self._show(holders)
+        self._report.holders, self._report.result = holders, "done"
+        pods = {pod.uid: pod for one in holders if one.counts for pod in one.pods if pod.found and not pod.ending}
+        for pod in pods.values() if self._options.evict else ():
+            self._say(f"would not evict: pod {pod.label}: {pod.kept}" if pod.kept else f"would evict: pod {pod.label}")
+        self._say(f"dry run: would drain {', '.join(self._report.gpus) or 'no GPU'}; nothing was changed")
 
     def await_taint(self) -> None:
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
@@ -227,6 +242,11 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
             reason="WholeNodeDrained",
         )
     report.gpus = gpus or tuple(gpu.uuid for gpu in published)
+    if options.dry_run:
+        report.result = "done"
+        drained = [gpu.uuid for gpu in published if gpu.marked and (gpus is None or gpu.uuid in gpus)]
+        say(f"dry run: would undrain {', '.join(drained) or 'no GPU'}; nothing was changed")
+        return
     text, changed = change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text
     left = f"is {text}" if text else "was removed"

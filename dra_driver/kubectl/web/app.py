@@ -264,9 +264,8 @@ class Pages:
         holders = []
         for part in (*found.parts, *found.admins):
             key = (part.namespace, part.claim, node, part.device, part.share_id)
-            measured = seen.uses.get(key)
-            points = past.points(measured) if past and measured else []
-            holders.append((part, measured, charts_of(points, part.memory_bytes, now, range_s, limit="granted")))
+            points = past.points(key) if past else []
+            holders.append((part, seen.uses.get(key), charts_of(points, part.memory_bytes, now, range_s, limit="granted")))
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
         points = past.points_of_gpu(node, name) if past else []
@@ -339,7 +338,7 @@ class Pages:
         _, past, problem = self._use_over(seen, range_s, {"namespace": namespace, "claim": name})
         charts = []
         for each in view.devices:
-            points = past.points(each.use) if past and each.use else []
+            points = past.points(each.use_key) if past and each.use_key else []
             granted = each.part.memory_bytes if each.part else 0
             charts.append((each, charts_of(points, granted, now, range_s, limit="granted")))
         about = ("ResourceClaim", namespace, name)

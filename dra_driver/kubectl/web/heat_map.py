@@ -135,7 +135,7 @@ def groups_of(nodes: Sequence[NodeRow], use: GpuUse, *, measure: str, by: str) -
 
 def _map_node(node: NodeRow, use: GpuUse, measure: str, *, is_coarse: bool) -> MapNode:
     if is_coarse:
-        cells = _CELLS["f" if node.faults else _level(_mean(node, use, measure))]
+        cells = _CELLS["f" if node.faults else _level(_mean_of_all(node, use, measure))]
     else:
         cells = Markup("").join(_CELLS[_cell(gpu, use.get((node.name, gpu.name)), measure)] for gpu in node.gpus)
     return MapNode(name=node.name, cells=cells, words=_words(node, use))
@@ -161,22 +161,36 @@ _CELLS: Final = {
 }
 
 
+def _known(node: NodeRow, use: GpuUse, measure: str) -> list[float]:
+    values = (percent_of(gpu, use.get((node.name, gpu.name)), measure) for gpu in node.gpus)
+    return [value for value in values if value is not None]
+
+
 def _mean(node: NodeRow, use: GpuUse, measure: str) -> float | None:
-    values = [percent_of(gpu, use.get((node.name, gpu.name)), measure) for gpu in node.gpus]
-    known = [value for value in values if value is not None]
+    known = _known(node, use, measure)
     return sum(known) / len(known) if known else None
+
+
+def _mean_of_all(node: NodeRow, use: GpuUse, measure: str) -> float | None:
+    """Return the mean over the GPUs; None if the value of one is unknown."""
+    known = _known(node, use, measure)
+    return sum(known) / len(known) if known and len(known) == len(node.gpus) else None
+
+
+def _mean_text(node: NodeRow, use: GpuUse, measure: str) -> str:
+    known = _known(node, use, measure)
+    part = f" ({len(known)} of {len(node.gpus)} known)" if len(known) < len(node.gpus) else ""
+    return f"{sum(known) / len(known):.0f} %{part}" if known else "unknown"
 
 
 def _words(node: NodeRow, use: GpuUse) -> str:
     faulty = [gpu.name for gpu in node.gpus if gpu.is_unhealthy]
-    busy, memory = (_mean(node, use, measure) for measure in ("busy", "memory"))
     parts = [
         counted(len(node.gpus), "GPU"),
         *([f"{counted(len(faulty), 'fault')} ({listed(faulty)})"] if faulty else []),
         *([node.problem] if node.problem else []),
         f"{sum(bool(gpu.parts) for gpu in node.gpus)} held",
         f"{sum(gpu.is_free for gpu in node.gpus)} free",
-        f"busy {'unknown' if busy is None else f'{busy:.0f} %'}",
-        f"memory {'unknown' if memory is None else f'{memory:.0f} %'}",
+        *(f"{measure} {_mean_text(node, use, measure)}" for measure in ("busy", "memory")),
     ]
     return f"{node.name}: {', '.join(parts)}"

@@ -42,7 +42,8 @@ from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, Part, SeenFleet
 
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
-    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if unmeasured.
+    """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if unmeasured. ``use_key`` is None if
+    exporters cannot tell it from another device.
 
     ``trouble`` is the reported problem of its GPU or node.
     """
@@ -53,6 +54,7 @@ class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     gpu: str
     part: Part | None
     use: ClaimDeviceUse | None
+    use_key: "Key | None" = None
     trouble: str = ""
 
 
@@ -110,14 +112,16 @@ def _view(claim: ClaimRow, parts: PartsByDevice, uses: Uses) -> ClaimOnPage:
         allocated = (claim.namespace, claim.name, each.driver, each.pool, each.device, each.share_id)
         node, gpu, part = parts.get(allocated, (None, None, None))
         # Exporters name devices without their pool: use is ambiguous if two devices share a name.
-        key = (claim.namespace, claim.name, each.node, each.device, each.share_id)
+        is_clear = same[each.node, each.device, each.share_id] == 1
+        key = (claim.namespace, claim.name, each.node, each.device, each.share_id) if is_clear else None
         row = ClaimDeviceRow(
             request=each.request,
             device=each.device,
             node=each.node,
             gpu=gpu.name if gpu else "",
             part=part,
-            use=uses.get(key) if same[each.node, each.device, each.share_id] == 1 else None,
+            use=uses.get(key) if key else None,
+            use_key=key,
             trouble=_trouble(each, gpu, node),
         )
         devices.append(row)

@@ -49,8 +49,7 @@ class UseNow(Struct, frozen=True, kw_only=True):
     gpus: Mapping[tuple[str, str], GpuMemory] = field(default_factory=dict)
     samples: Sequence[UseSample] = ()
 
-    def points(self, use: ClaimDeviceUse) -> list[Point]:
-        key = key_of(use)
+    def points(self, key: Key) -> list[Point]:
         found = [(at, uses[key]) for at, uses, _ in self.samples if key in uses]
         return [Point(at, each.used_bytes, each.sm_ratio) for at, each in found]
 

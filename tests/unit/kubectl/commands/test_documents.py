@@ -1,5 +1,6 @@
 """Every command in each form: exit status, JSON that docs/json.md describes, tables that fit 80 columns."""
 
+import argparse
 import json
 import os
 import pty
@@ -17,7 +18,11 @@ from dra_driver.core.command_line.table import display_width, render, shortened
 from dra_driver.core.document import API_VERSION
 from dra_driver.core.time import parse_time
 from dra_driver.kube.state_file import dump
+from dra_driver.kubectl.commands import listing
 from dra_driver.kubectl.commands.kubectl import main
+from dra_driver.kubectl.commands.listing import Listed, print_csv, print_list
+from dra_driver.kubectl.commands.usage import listed_devices
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UsageList, UsageSumList, UseReport, summed
 from scripts.json_docs import documents
 from tests.fakes.dra_objects import claim, node, resource_slice
 from tests.unit.kubectl.explain.clusters import a100, allocated_claim, cluster, pod
@@ -79,6 +84,51 @@ def test_a_claim_is_not_called_missing_where_claims_are_unread(
     (tmp_path / "unread.json").write_text(json.dumps(unread))
     assert main(["claims", "c", "--cluster-state", str(tmp_path / "unread.json")]) == 1
     assert "Unknown: the claims cannot be read." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("filter_by", ["-l team=x", "--node b"])
+def test_a_hidden_claim_is_not_called_missing(
+    filter_by: str, state: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["claims", "c", *filter_by.split(), "--cluster-state", state]) == 2
+    assert "cannot be combined" in capsys.readouterr().err
+
+
+def test_a_plain_name_is_no_type(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "gpu-a", "--snapshot", state]) == 2
+    assert "'gpu-a': expected node NAME" in capsys.readouterr().err
+
+
+def test_csv_of_no_items_has_its_heading(capsys: pytest.CaptureFixture[str]) -> None:
+    print_csv(UsageList(source="x", window_s=0, items=[]))
+    assert capsys.readouterr().out.startswith("namespace,claim,")
+
+
+def test_csv_keeps_a_label_with_the_name_of_a_field(capsys: pytest.CaptureFixture[str]) -> None:
+    uses = [ClaimDeviceUse(namespace="n", claim="c")]
+    sums = summed(uses, lambda _: (("key", "a"), ("claimCount", "b")))
+    print_csv(UsageSumList(source="x", window_s=0, by="label:key", items=sums))
+    heading, row = capsys.readouterr().out.splitlines()
+    assert heading.startswith("key,claimCount,claimCount,deviceCount,")
+    assert row.startswith("a,b,1,1,")
+
+
+def test_a_watch_reports_later_gaps_and_deleted_rows(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    each = ClaimDeviceUse(namespace="n", claim="c")
+    states = iter([([each], ()), ([], ()), ([], ("node a: lost",)), ([], ("node a: lost",))])
+
+    def read() -> Listed[ClaimDeviceUse]:
+        uses, gaps = next(states)
+        return listed_devices(args, "n", UseReport(source="x", window_s=0, uses=uses, gaps=gaps))
+
+    args = argparse.Namespace(output="table", watch=True, all_namespaces=False)
+    monkeypatch.setattr(listing.time, "sleep", lambda _: None)
+    with pytest.raises(StopIteration):
+        print_list(args, read)
+    said = capsys.readouterr().err
+    assert said.splitlines() == ["resourceclaim.resource.k8s.io/c deleted from n namespace", "not read: node a: lost"]
 
 
 def test_selected_nodes_show_no_devices_of_other_nodes(

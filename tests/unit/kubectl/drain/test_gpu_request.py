@@ -3,6 +3,7 @@
 import argparse
 
 import pytest
+from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
@@ -50,6 +51,15 @@ def test_a_gpu_in_use_is_freed_first_or_left_alone() -> None:
         Request(api).run()
     assert not [each for each in api.requests if each.startswith(OPERATION_ANNOTATION)]
     assert Request(api, evict=True).run().evicted == ["team/a"]
+
+
+def test_a_dry_run_requests_nothing() -> None:
+    api = FakeApi(operation="done", pods=[pod("a")], claims=[claim("one", "gpu-1", "a")])
+    request = Request(api, evict=True)
+    request.options = replace(request.options, dry_run=True)
+    request.run()
+    assert (request.report.result, api.requests, request.now) == ("done", [], 0.0)
+    assert "would evict: pod team/a" in request.said
 
 
 def test_other_requests_and_drains_stay() -> None:

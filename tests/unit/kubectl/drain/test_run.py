@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.core.document import to_wire
 from dra_driver.core.errors import (
     AnswerTooLargeError,
     ApiUnreachableError,
@@ -84,6 +85,25 @@ def test_a_free_node_is_tainted_and_then_detached() -> None:
     assert (report.tainted, report.free, report.detached, report.result) == (True, True, True, "done")
     assert report.gpus == ("GPU-0", "GPU-1")
     assert document_of(report).annotation == "all"
+
+
+def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
+    api = FakeApi(pods=[pod("a"), pod("bare", controller="")])
+    api.claims = [claim("one", "gpu-0", "a"), claim("two", "gpu-1", "bare")]
+    run = Run(api, replace(ALL, evict=True, dry_run=True))
+    run.drain()
+    assert (run.report.result, run.report.evicted, api.requests, api.annotations) == ("done", [], [], {})
+    shown = "\n".join(run.said)
+    assert "would evict: pod team/a" in shown
+    assert "would not evict: pod team/bare: it has no controller" in shown
+    assert [each["claim"] for each in to_wire(document_of(run.report))["items"]] == ["one", "two"]
+
+
+def test_a_dry_run_of_undrain_changes_nothing() -> None:
+    api = FakeApi(annotations={DRAIN_ANNOTATION: "GPU-1"})
+    run = Run(api, replace(ALL, dry_run=True))
+    run.undrain()
+    assert (run.said, api.requests) == (["dry run: would undrain GPU-1; nothing was changed"], [])
 
 
 def test_odd_objects_end_no_drain() -> None:

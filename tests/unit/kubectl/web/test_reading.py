@@ -24,6 +24,7 @@ from dra_driver.kubectl.web.reading import (
     read_from,
     same_cluster,
 )
+from dra_driver.kubectl.web.rows import key_of
 from dra_driver.kubectl.web.use_history import MAX_SAMPLES, UseHistory
 from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small_state
 
@@ -182,7 +183,7 @@ def test_use_is_remembered_for_charts() -> None:
     history = UseHistory(lambda: report, lambda: datetime.fromtimestamp(next(times), tz=NOW.tzinfo))
     for _ in range(MAX_SAMPLES + 5):
         now = history.read()
-    points = now.points(use)
+    points = now.points(key_of(use))
     assert len(points) == MAX_SAMPLES
     assert points[0].at < points[-1].at
 

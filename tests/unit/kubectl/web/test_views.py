@@ -78,8 +78,11 @@ def test_sums_cover_only_known_values() -> None:
 
 def test_ten_thousand_nodes_have_one_cell_each() -> None:
     rows = [node(str(index), *(gpu(f"gpu-{minor}") for minor in range(8))) for index in range(10_000)]
-    found = cells(rows, {("0", "gpu-0"): use("gpu-0", 0.5)}, "busy")
-    assert (len(found), found[0], found[1]) == (10_000, ["h3"], ["u"])
+    uses = {("0", f"gpu-{minor}"): use(f"gpu-{minor}", 0.5) for minor in range(8)}
+    found = cells(rows, {**uses, ("1", "gpu-0"): use("gpu-0", 0.5)}, "busy")
+    assert (len(found), found[0], found[1], found[2]) == (10_000, ["h3"], ["u"], ["u"])
+    words = groups_of(rows[1:2], {("1", "gpu-0"): use("gpu-0", 0.5)}, measure="busy", by="none")[0].nodes[0].words
+    assert "busy 50 % (1 of 8 known)" in words
 
 
 @pytest.mark.parametrize(
