@@ -149,12 +149,16 @@ def verdict(report: DoctorReport) -> str:
 
 
 def _section(findings: Sequence[Finding], title: str, style: Style, *, verbose: bool) -> Iterator[str]:
+    """Equal findings of several objects once, unless ``verbose``."""
+    groups: dict[object, list[Finding]] = {}
+    for at, finding in enumerate(findings):
+        groups.setdefault(at if verbose else (finding.layer, finding.check, finding.seen), []).append(finding)
     entries = [
         [
-            *wrapped(f"  {finding.layer}: {finding.object}: {finding.seen}", "    "),
-            *(f"  {line}" for line in next_steps(finding, style)),
+            *wrapped(f"  {first.layer}: {first.object}{f' and {len(more)} more' if more else ''}: {first.seen}", "    "),
+            *(f"  {line}" for line in next_steps(first, style)),
         ]
-        for finding in findings
+        for first, *more in groups.values()
     ]
     return _listed(entries, title, style, verbose=verbose)
 

@@ -24,7 +24,7 @@ from dra_driver.kube import paths
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kubectl.commands.listing import duration
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.commands.source import Progress, add_kubeconfig, client, kubeconfig_of
 
 DESCRIPTION = """\
 Run an embedded Kubernetes cluster: an API server on loopback, a scheduler, controllers, and per node a kubelet and the
@@ -98,10 +98,11 @@ def _up(args: argparse.Namespace) -> int:
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
     if args.policy_dir is not None and not args.policy_dir.is_dir():
         raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a directory")
-    with (
-        ExitStack() as children,
-        Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir, usage=args.usage) as cluster,
-    ):
+    with ExitStack() as children:  # ends the controller before the API server, so that it releases its Lease
+        with Progress("starting the cluster"):
+            cluster = children.enter_context(
+                Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir, usage=args.usage)
+            )
         if not args.no_classes:
             demo.apply_classes(cluster)
         cluster.add_daemon_set()
@@ -125,7 +126,6 @@ def _up(args: argparse.Namespace) -> int:
         print("Ctrl-C stops the cluster and removes everything it created.", flush=True)
         stop.get()
         print("stopping", flush=True)
-        children.close()  # before the API server stops, so that the Lease is released
     return 0
 
 

@@ -161,7 +161,7 @@ class ManifestSource(Struct, frozen=True, kw_only=True):
     named_by_user: bool = True
 
 
-def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[ManifestSource]:
+def collect(paths: Sequence[str], read_stdin: Callable[[int], bytes]) -> Iterator[ManifestSource]:
     """Yield the texts of ``paths`` in order; searches directories recursively, by name. Raises ConfigurationError for a
     missing path, before it reads anything.
     """
@@ -170,7 +170,7 @@ def collect(paths: Sequence[str], read_stdin: Callable[[], bytes]) -> Iterator[M
             raise ConfigurationError(f"{path}: no such file or directory")
     for path in paths:
         if path == STDIN:
-            yield _decoded("<stdin>", read_stdin()[: MAX_FILE_BYTES + 1], named_by_user=True)
+            yield _decoded("<stdin>", read_stdin(MAX_FILE_BYTES + 1), named_by_user=True)
         elif Path(path).is_dir():
             yield from (_read(file, named_by_user=False) for file in _manifests_below(Path(path)))
         else:

@@ -102,6 +102,15 @@ def test_text_begins_with_the_lowest_broken_layer_and_what_to_do() -> None:
     assert "\x07" not in text
 
 
+def test_equal_warnings_are_shown_once_with_their_number() -> None:
+    found = [finding(Layer.NODE, Status.WARN, object=f"node/{at}") for at in range(22)]
+    other = finding(Layer.NODE, Status.WARN, object="node/x", seen="it is old")
+    shown = render(report(*found, other))
+    assert "  node: node/0 and 21 more: it is so" in shown.splitlines()
+    assert "  node: node/x: it is old" in shown.splitlines()
+    assert "node/21: it is so" in render(report(*found), verbose=True)
+
+
 def test_a_question_without_an_answer_is_shown_once_with_the_layers_that_need_it() -> None:
     """A user without rights would read the same sentence forty times otherwise."""
     same = {"seen": "may not list nodes (403)", "fix": "Ask for it."}

@@ -5,6 +5,7 @@ import contextlib
 import io
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import threading
@@ -52,6 +53,15 @@ def test_help_lists_every_command_once(arguments: list[str], capsys: pytest.Capt
         assert run(arguments) == 0
         found = re.findall(r"^  (\S+)  +\S", capsys.readouterr().out, re.MULTILINE)
         assert sorted(found) == sorted(known)
+
+
+def test_an_interrupt_during_imports_prints_no_traceback(tmp_path: Path) -> None:
+    (tmp_path / "argparse.py").write_text("import os, signal; os.kill(os.getpid(), signal.SIGINT)")
+    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r}); from dra_driver.core.command_line import entry; " + (
+        "entry.kubectl_dra()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")
 
 
 def test_invalid_setting_exits_with_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
