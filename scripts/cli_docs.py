@@ -42,7 +42,8 @@ def generate(target: Path) -> None:
     programs = {name: top_of(name, module) for name, module in (("kubectl dra", kubectl), ("dra-driver", main))}
     counts = Counter(row for top in programs.values() for each in commands_of(top) for row in rows(each))
     common = {row for row, count in counts.items() if count >= COMMON}
-    lines = [HEAD, "## Common arguments\n", table(row for row in counts if row in common)]
+    lines = [HEAD, *matrix(programs["kubectl dra"]), "## Common arguments\n"]
+    lines.append(table(row for row in counts if row in common))
     for name, top in programs.items():
         lines.append(f"## {name}\n\n{top.description}\n")
         lines += [line for command in subparsers(top).values() for line in section(command, common)]
@@ -52,6 +53,22 @@ def generate(target: Path) -> None:
 def outputs(root: Path) -> list[Path]:
     """Return the page, if it exists below ``root``."""
     return [path for path in (root / PAGE,) if path.exists()]
+
+
+SHARED = ("-n", "-A", "-l", "-w")
+
+
+def matrix(top: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield a table of the commands with the options of kubectl, which `tests/scenario/test_commands.py` runs."""
+    yield "## Options of each command\n\n| command | " + " | ".join(f"`{each}`" for each in SHARED) + " | `-o` |"
+    yield "|---|" + "---|" * (len(SHARED) + 1)
+    for parser in commands_of(top):
+        known = parser._option_string_actions
+        if any(each in known for each in ("-o", *SHARED)):
+            forms = ", ".join(map(str, known["-o"].choices or ())) if "-o" in known else ""
+            name = parser.prog.removeprefix("kubectl dra ")
+            yield f"| {name} | {' | '.join('yes' if each in known else '' for each in SHARED)} | {forms} |"
+    yield ""
 
 
 def top_of(name: str, module: object) -> argparse.ArgumentParser:

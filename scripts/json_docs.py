@@ -54,7 +54,8 @@ def documents() -> list[type[JsonDocument]]:
     """Return the documents of all commands, by kind."""
     for path, _ in SUBCOMMANDS.values():
         importlib.import_module(path)
-    for path in ("dra_driver.diagnose.doctor.report", "dra_driver.kubectl.explain"):
+    other = ("diagnose.doctor.report", "diagnose.node_state.main", "conformance.report", "kubectl.explain")
+    for path in (f"dra_driver.{name}" for name in other):
         importlib.import_module(path)
     return sorted(JsonDocument.__subclasses__(), key=lambda kind: str(kind.__struct_config__.tag))
 
@@ -72,6 +73,7 @@ def section(title: str, kind: type[Struct], parts: dict[str, type[Struct]]) -> I
 
 def described(hint: Any, parts: dict[str, type[Struct]]) -> str:
     """Return a type in words: ``list of ClaimRow``, ``number or null``."""
+    hint = getattr(hint, "__supertype__", hint)  # of a NewType
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is UnionType or origin is typing.Union:
         return " or ".join(described(each, parts) for each in arguments)

@@ -2,12 +2,15 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 from xml.etree import ElementTree
 
+from msgspec import Struct
+
 from dra_driver import __version__
 from dra_driver.conformance.values import VERDICTS, Check, CheckOutcome
+from dra_driver.core.document import JsonDocument, camel, to_wire
 from dra_driver.core.finding import Status
 from dra_driver.core.text import wrapped
 
@@ -51,30 +54,60 @@ def listing(checks: Sequence[Check]) -> str:
     )
 
 
-def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
-    document = {
-        "driver": driver,
-        "profile": profile,
-        "version": __version__,
-        "kubernetes": KUBERNETES,
-        "summary": {"checks": len(outcomes), **_counts(outcomes)},
-        "checks": [
-            {
-                "id": outcome.check.id,
-                "title": outcome.check.title,
-                "verdict": outcome.verdict,
-                "detail": outcome.detail,
-                "seconds": round(outcome.seconds, 3),
-                "level": outcome.check.level,
-                "profile": outcome.check.profile,
-                "needs": list(outcome.check.needs),
-                "rule": outcome.check.rule,
-                "source": outcome.check.source,
-            }
+class CheckResult(Struct, frozen=True, kw_only=True, rename=camel):
+    """One check, and ``verdict``: passed, failed, advice, not applicable or unable."""
+
+    id: str
+    title: str
+    verdict: str
+    detail: str
+    took_s: float
+    level: str
+    profile: str
+    needs: Sequence[str]
+    rule: str
+    source: str
+
+
+class ConformanceReport(JsonDocument, frozen=True, kw_only=True):
+    """A run of the conformance suite. ``summary`` has the number of checks with each verdict; ``kubernetes`` is the
+    version of the sources of the rules."""
+
+    driver: str
+    profile: str
+    version: str
+    kubernetes: str
+    summary: Mapping[str, int]
+    items: Sequence[CheckResult]
+
+
+def document_of(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> ConformanceReport:
+    return ConformanceReport(
+        driver=driver,
+        profile=profile,
+        version=__version__,
+        kubernetes=KUBERNETES,
+        summary={"checks": len(outcomes), **_counts(outcomes)},
+        items=[
+            CheckResult(
+                id=outcome.check.id,
+                title=outcome.check.title,
+                verdict=outcome.verdict,
+                detail=outcome.detail,
+                took_s=round(outcome.seconds, 3),
+                level=outcome.check.level,
+                profile=outcome.check.profile,
+                needs=outcome.check.needs,
+                rule=outcome.check.rule,
+                source=outcome.check.source,
+            )
             for outcome in outcomes
         ],
-    }
-    return json.dumps(document, indent=1) + "\n"
+    )
+
+
+def as_json(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> str:
+    return json.dumps(to_wire(document_of(driver, profile, outcomes)), indent=1) + "\n"
 
 
 def as_junit(driver: str, outcomes: Sequence[CheckOutcome]) -> str:

@@ -89,8 +89,8 @@ def read_cluster(
     """The state of a live cluster, each kind listed separately, so kinds differ by some moments.
 
     ``namespace`` limits templates, events and volume claims; pods and claims only with ``only``, or if other namespaces
-    are forbidden. ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``notify`` gets the next
-    kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
+    are forbidden. ``only`` names the kinds to read. A kind that is not served or forbidden becomes a gap. ``notify``
+    gets the next kind. Raises KubernetesApiError when the server cannot be reached or refuses the credentials.
     """
     gaps: list[str] = []
     version = _version(rest, gaps)

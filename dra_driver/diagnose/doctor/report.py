@@ -155,7 +155,9 @@ def _section(findings: Sequence[Finding], title: str, style: Style, *, verbose: 
         groups.setdefault(at if verbose else (finding.layer, finding.check, finding.seen), []).append(finding)
     entries = [
         [
-            *wrapped(f"  {first.layer}: {first.object}{f' and {len(more)} more' if more else ''}: {first.seen}", "    "),
+            *wrapped(
+                f"  {first.layer}: {first.object}{f' and {len(more)} more' if more else ''}: {first.seen}", "    "
+            ),
             *(f"  {line}" for line in next_steps(first, style)),
         ]
         for first, *more in groups.values()

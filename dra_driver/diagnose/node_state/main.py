@@ -3,13 +3,17 @@
 import argparse
 import json
 import logging
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final
 
+from msgspec import Struct
+
+from dra_driver.core.document import JsonDocument, camel, to_wire
+from dra_driver.core.finding import Finding
 from dra_driver.diagnose.node_settings import add_flags, load_settings
+from dra_driver.node.claims.inspection import GpuNote
 
 if TYPE_CHECKING:
-    from dra_driver.core.finding import Finding
     from dra_driver.diagnose.node_state import NodeState
 
 DESCRIPTION: Final = """\
@@ -28,7 +32,7 @@ HEADINGS: Final = ("CLAIM", "STATE", "DEVICES", "CDI FILE", "UID")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--hardware", action="store_true", help="also compare with the GPUs")
     parser.add_argument("--repair", action="store_true", help="repair first, then show")
-    parser.add_argument("--output", choices=("text", "json"), default="text", help="format (default: text)")
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="format (default: text)")
     add_flags(parser)
 
 
@@ -42,24 +46,30 @@ def run(args: argparse.Namespace) -> int:
     state = read_state(places, hardware=look_at_hardware(settings) if args.hardware else None)
     found = find_disagreements(state)
     if args.output == "json":
-        print(json.dumps(_wire(state, found, left), indent=2))
+        print(json.dumps(to_wire(document_of(state, found, left)), indent=2))
     else:
         print("\n".join(_text(state, found, left)))
     return 1 if left or any(_is_problem(finding) for finding in found) else 0
 
 
-def _text(state: "NodeState", found: "tuple[Finding, ...]", left: tuple[str, ...]) -> Iterator[str]:
+def _text(state: "NodeState", found: tuple[Finding, ...], left: tuple[str, ...]) -> Iterator[str]:
     from dra_driver.core.command_line.table import render
 
     for name, value in _summary(state).items():
         yield f"{name + ':':<14} {value}"
     rows = [
-        (f"{each['namespace']}/{each['name']}", each["state"], ", ".join(each["devices"]), each["cdiFile"], each["uid"])
+        (
+            f"{each.namespace}/{each.claim}",
+            each.state,
+            ", ".join(each.devices),
+            "yes" if each.cdi_file else "no",
+            each.uid,
+        )
         for each in _claims(state)
     ]
     if rows:
         yield ""
-        yield render(HEADINGS, [(*row[:3], "yes" if row[3] else "no", row[4]) for row in rows])
+        yield render(HEADINGS, rows)
     for problem in left:
         yield f"\nnot repaired: {problem}"
     for finding in found:
@@ -109,45 +119,57 @@ def _changes(state: "NodeState") -> str:
     return ", ".join([*notes, *orphans]) or "none"
 
 
-def _counted(found: "tuple[Finding, ...]") -> str:
+def _counted(found: tuple[Finding, ...]) -> str:
     problems = sum(_is_problem(finding) for finding in found)
     notes = len(found) - problems
     return f"{problems} problem{'' if problems == 1 else 's'}, {notes} note{'' if notes == 1 else 's'}"
 
 
-def _claims(state: "NodeState") -> Iterator[dict[str, Any]]:
+class StateClaim(Struct, frozen=True, kw_only=True, rename=camel):
+    """A claim of the journal; ``state`` is preparing, prepared or unpreparing."""
+
+    namespace: str
+    claim: str
+    uid: str
+    state: str
+    devices: Sequence[str]
+    cdi_file: bool
+
+
+class NodeStateDocument(JsonDocument, frozen=True, kw_only=True, tag="NodeState"):
+    """The state of this driver on a node. ``gpu_notes`` are changes that outlive a claim."""
+
+    summary: Mapping[str, str]
+    items: Sequence[StateClaim]
+    gpu_notes: Sequence[GpuNote]
+    orphaned_partitions: Sequence[str]
+    not_repaired: Sequence[str]
+    findings: Sequence[Finding]
+
+
+def _claims(state: "NodeState") -> Iterator[StateClaim]:
     for entry in state.journal.content.entries if state.journal.content else ():
-        yield {
-            "uid": entry.ref.uid,
-            "namespace": entry.ref.namespace,
-            "name": entry.ref.name,
-            "state": str(entry.state),
-            "devices": [device.device for device in entry.devices],
-            "cdiFile": entry.ref.uid in state.cdi.claims,
-        }
+        yield StateClaim(
+            namespace=entry.ref.namespace,
+            claim=entry.ref.name,
+            uid=entry.ref.uid,
+            state=str(entry.state),
+            devices=[device.device for device in entry.devices],
+            cdi_file=entry.ref.uid in state.cdi.claims,
+        )
 
 
-def _wire(state: "NodeState", found: "tuple[Finding, ...]", left: tuple[str, ...]) -> dict[str, Any]:
+def document_of(state: "NodeState", found: Sequence[Finding], left: Sequence[str]) -> NodeStateDocument:
     content = state.journal.content
-    return {
-        "summary": _summary(state),
-        "claims": list(_claims(state)),
-        "gpuNotes": [
-            {"gpu": note.gpu, "key": note.key, "value": note.value} for note in (content.notes if content else ())
-        ],
-        "orphanedPartitions": [str(orphan.partition.id) for orphan in (content.orphans if content else ())],
-        "notRepaired": list(left),
-        "findings": [
-            {
-                "about": finding.object,
-                "seen": finding.seen,
-                "advice": finding.fix,
-                "severity": "problem" if _is_problem(finding) else "remark",
-            }
-            for finding in found
-        ],
-    }
+    return NodeStateDocument(
+        summary=_summary(state),
+        items=tuple(_claims(state)),
+        gpu_notes=content.notes if content else (),
+        orphaned_partitions=[str(orphan.partition.id) for orphan in (content.orphans if content else ())],
+        not_repaired=left,
+        findings=found,
+    )
 
 
-def _is_problem(finding: "Finding") -> bool:
+def _is_problem(finding: Finding) -> bool:
     return finding.status == "warn"

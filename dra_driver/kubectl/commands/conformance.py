@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--strict", action="store_true", help="exit with 1 also for failed checks of level 'should'")
     run.add_argument("--list", action="store_true", help="print the checks and exit")
     run.add_argument("--timeout", type=float, default=0.0, metavar="SECONDS", help="time limit for each check")
-    run.add_argument("--output", choices=("table", "json", "junit"), default="table", help="default: table")
+    run.add_argument("-o", "--output", choices=("table", "json", "junit"), default="table", help="default: table")
     run.add_argument("--output-file", type=Path, metavar="FILE", help="write JSON or JUnit XML to this file")
     run.add_argument(
         "--i-own-this-node", action="store_true", help="run in a directory that a kubelet uses; disrupts its pods"

@@ -29,7 +29,7 @@ COLUMNS: Final = (
     TableColumn[IdleRow]("NODE", lambda row: row.node),
     TableColumn[IdleRow]("DEVICE", lambda row: row.device),
     TableColumn[IdleRow]("MEMORY", lambda row: gib(row.memory_bytes)),
-    TableColumn[IdleRow]("IDLE", lambda row: span(row.idle_s)),
+    TableColumn[IdleRow]("IDLE", lambda row: span(row.idle_s), live=True),
     TableColumn[IdleRow]("FINDING", finding_text),
     TableColumn[IdleRow]("PEAK", lambda row: gib(row.peak_bytes), wide=True),
     TableColumn[IdleRow]("PODS", lambda row: listed(row.pods), wide=True),
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_idle_for(parser)
     parser.add_argument("--all", action="store_true", help="also claims in use and of the right size")
     usage_source.add_usage_source(parser, window_s=_WINDOW_S)
-    add_list(parser, csv=True)
+    add_list(parser, csv=True, watch=True)
 
 
 def add_idle_for(parser: argparse.ArgumentParser) -> None:

@@ -14,7 +14,7 @@ from dra_driver.core.model.gpu_node import NodeGpu, NodePolicy, PolicyOrigin
 from dra_driver.core.text import printable
 from dra_driver.kube import paths
 from dra_driver.kube.devices import Wire
-from dra_driver.kubectl.commands.listing import add_output, print_document, print_table
+from dra_driver.kubectl.commands.listing import add_output, print_document, print_table, print_text
 from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
 
 _EXPLAIN: Final = """\
@@ -197,16 +197,16 @@ def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> tuple[Pol
 def _print(found: PolicyExplanation, *, full: bool) -> None:
     """Print the explanation; ``full`` one of a cluster, with the GPU's state."""
     about = f": {found.product or 'unnamed'}{f', {found.uuid}' if found.uuid else ''}"
-    print(printable(f"{found.device} of node {found.node}{about if full or found.product else ''}"))
+    print_text(printable(f"{found.device} of node {found.node}{about if full or found.product else ''}"))
     if found.fields or full:
         source = f" ({found.source.lower()})" if found.source else ""
         print(f"policy {found.policy}{source} applies" if found.policy else _NO_POLICY)
     if found.waiting:
-        print(f"a newer policy version is waiting: {found.waiting}")
+        print_text(f"a newer policy version is waiting: {found.waiting}")
     if full:
-        print(f"offered as {', '.join(found.offered_as) or 'nothing'}; used as {found.used_as}")
+        print_text(f"offered as {', '.join(found.offered_as) or 'nothing'}; used as {found.used_as}")
     for note in found.notes:
-        print(printable(note))
+        print_text(printable(note))
     if found.fields:
         print()
         rows = [

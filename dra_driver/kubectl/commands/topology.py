@@ -6,7 +6,7 @@ from typing import Final
 from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.text import UNKNOWN, listed
 from dra_driver.kubectl.capacity import TopologyList, TopologyRow, topology_of, with_claim_gaps
-from dra_driver.kubectl.commands.listing import Listed, add_output, add_selector, print_list
+from dra_driver.kubectl.commands.listing import Listed, add_output, add_selector, add_watch, print_list
 from dra_driver.kubectl.commands.source import add_source, is_unread, on_selected_nodes, state_of
 
 DESCRIPTION: Final = (
@@ -43,6 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     add_selector(parser, "nodes")
     add_output(parser, "wide", "name", "json", "yaml")
+    add_watch(parser)
     add_source(parser)
 
 

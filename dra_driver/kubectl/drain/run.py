@@ -13,6 +13,7 @@ from dra_driver.core import errors
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.text import counted
 from dra_driver.kube.evictions import causes_text, create_eviction
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.rights import NeededRight, Reviewer, missing
@@ -102,7 +103,7 @@ class DrainRun:
         pods = {pod.uid: pod for one in holders if one.counts for pod in one.pods if pod.found and not pod.ending}
         for pod in pods.values() if self._options.evict else ():
             self._say(f"would not evict: pod {pod.label}: {pod.kept}" if pod.kept else f"would evict: pod {pod.label}")
-        self._say(f"dry run: would drain {', '.join(self._report.gpus) or 'no GPU'}; nothing was changed")
+        self._say(f"dry run: would drain {counted(len(self._report.gpus), 'GPU')}; nothing was changed")
 
     def await_taint(self) -> None:
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
@@ -245,7 +246,7 @@ def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience:
     if options.dry_run:
         report.result = "done"
         drained = [gpu.uuid for gpu in published if gpu.marked and (gpus is None or gpu.uuid in gpus)]
-        say(f"dry run: would undrain {', '.join(drained) or 'no GPU'}; nothing was changed")
+        say(f"dry run: would undrain {counted(len(drained), 'GPU')}; nothing was changed")
         return
     text, changed = change_drain(api, node, lambda found: found.without(gpus))
     report.annotation = text

@@ -265,7 +265,9 @@ class Pages:
         for part in (*found.parts, *found.admins):
             key = (part.namespace, part.claim, node, part.device, part.share_id)
             points = past.points(key) if past else []
-            holders.append((part, seen.uses.get(key), charts_of(points, part.memory_bytes, now, range_s, limit="granted")))
+            holders.append(
+                (part, seen.uses.get(key), charts_of(points, part.memory_bytes, now, range_s, limit="granted"))
+            )
         memory = use.gpus.get((node, name)) if use else None
         total = memory.total_bytes if memory and memory.total_bytes else found.memory_bytes
         points = past.points_of_gpu(node, name) if past else []

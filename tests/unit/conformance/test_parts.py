@@ -307,9 +307,9 @@ def test_a_line_has_verdict_rule_source_and_what_was_seen() -> None:
 def test_json_has_every_check() -> None:
     document = json.loads(report.as_json("d.example.com", "full", [outcome(status) for status in STATUSES]))
     assert document["driver"] == "d.example.com"
-    verdicts = [check["verdict"] for check in document["checks"]]
+    verdicts = [check["verdict"] for check in document["items"]]
     assert verdicts == ["passed", "failed", "advice", "not applicable", "unable"]
-    assert document["checks"][0]["source"] == "file.go:1"
+    assert document["items"][0]["source"] == "file.go:1"
     assert document["summary"] == {"checks": 5} | dict.fromkeys(verdicts, 1)
 
 

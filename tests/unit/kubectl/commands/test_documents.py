@@ -7,6 +7,7 @@ import pty
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,6 @@ from dra_driver.core.command_line.table import display_width, render, shortened
 from dra_driver.core.document import API_VERSION
 from dra_driver.core.time import parse_time
 from dra_driver.kube.state_file import dump
-from dra_driver.kubectl.commands import listing
 from dra_driver.kubectl.commands.kubectl import main
 from dra_driver.kubectl.commands.listing import Listed, print_csv, print_list
 from dra_driver.kubectl.commands.usage import listed_devices
@@ -87,9 +87,7 @@ def test_a_claim_is_not_called_missing_where_claims_are_unread(
 
 
 @pytest.mark.parametrize("filter_by", ["-l team=x", "--node b"])
-def test_a_hidden_claim_is_not_called_missing(
-    filter_by: str, state: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_hidden_claim_is_not_called_missing(filter_by: str, state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["claims", "c", *filter_by.split(), "--cluster-state", state]) == 2
     assert "cannot be combined" in capsys.readouterr().err
 
@@ -124,7 +122,7 @@ def test_a_watch_reports_later_gaps_and_deleted_rows(
         return listed_devices(args, "n", UseReport(source="x", window_s=0, uses=uses, gaps=gaps))
 
     args = argparse.Namespace(output="table", watch=True, all_namespaces=False)
-    monkeypatch.setattr(listing.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     with pytest.raises(StopIteration):
         print_list(args, read)
     said = capsys.readouterr().err

@@ -103,7 +103,7 @@ def test_a_dry_run_of_undrain_changes_nothing() -> None:
     api = FakeApi(annotations={DRAIN_ANNOTATION: "GPU-1"})
     run = Run(api, replace(ALL, dry_run=True))
     run.undrain()
-    assert (run.said, api.requests) == (["dry run: would undrain GPU-1; nothing was changed"], [])
+    assert (run.said, api.requests) == (["dry run: would undrain 1 GPU; nothing was changed"], [])
 
 
 def test_odd_objects_end_no_drain() -> None:
