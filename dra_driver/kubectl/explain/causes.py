@@ -69,6 +69,11 @@ def _applied(item: Wire) -> Wire:
     return found if isinstance(found, dict) else {}
 
 
+def _resource_applied(item: Wire) -> object:
+    spec = _applied(item).get("spec")
+    return spec.get("extendedResourceName") if isinstance(spec, dict) else None
+
+
 def _missing(applied: object, stored: object, path: str, depth: int) -> Iterator[tuple[str, str]]:
     if depth > 12:  # deeper than any field of these kinds
         return
@@ -366,7 +371,13 @@ def missing_classes(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterat
 def unknown_resources(state: ClusterState, subject: Subject) -> Iterator[Cause]:
     for request in subject.extended_requests:
         offered = any((status_of(node).get("allocatable") or {}).get(request.resource) for node in state.nodes)
-        if request.class_name is None and not offered:
+        if request.class_name is not None or offered:
+            continue
+        # The class of a cluster without DRAExtendedResource.
+        stripped = [item for item in state.classes if _resource_applied(item) == request.resource]
+        for cause in (cause for item in stripped for cause in dropped_fields("DeviceClass", item)):
+            yield replace(cause, blocks=True)
+        if not stripped:
             yield Cause(
                 code=CauseCode.RESOURCE_UNKNOWN,
                 message=f"no node offers resource {request.resource}, and no DeviceClass provides it "

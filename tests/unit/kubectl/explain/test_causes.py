@@ -169,6 +169,18 @@ def test_a_field_that_the_api_server_dropped_is_named_with_its_gate() -> None:
     assert "DRAConsumableCapacity" in cause.message
 
 
+def test_a_dropped_extended_resource_is_named_with_its_gate() -> None:
+    state = cluster()
+    applied = {"spec": {**state.classes[0]["spec"], "extendedResourceName": "example.com/gpu"}}
+    annotations = {"kubectl.kubernetes.io/last-applied-configuration": json.dumps(applied)}
+    state.classes[0]["metadata"]["annotations"] = annotations
+    (cause,) = explained(state, limited("example.com/gpu", 1)).causes
+    assert (cause.code, cause.blocks) == ("gateOff", True)
+    assert "DRAExtendedResource" in cause.message
+    other = explained(state, limited("example.com/other", 1)).causes
+    assert [each.code for each in other] == ["resourceUnknown"]
+
+
 HELD = allocated_claim("c", "gpu-0", on="a", users=("train",))
 UNPREPARED = {
     "reason": "FailedPrepareDynamicResources",
