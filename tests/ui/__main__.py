@@ -1,14 +1,16 @@
 """Open every page in Debian's Chromium, check it, and write the pictures of docs/pictures: ``make ui-shots``. Fails
 when a page does not open, is wider than its window, cuts a table, writes an error to the browser's console, requests
-another origin, or has a serious finding of axe-core (of npm, in the environment variable AXE)."""
+another origin, has a serious finding of axe-core (of npm, in the environment variable AXE), or does not answer to keys,
+the pointer and its buttons."""
 
 import json
 import os
+import re
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from queue import SimpleQueue
@@ -19,6 +21,7 @@ from msgspec import Struct
 from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
+from selenium.webdriver.common.action_chains import ActionChains
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
@@ -144,7 +147,63 @@ def _walk(browser: Any, site: Site, *, save: bool = True) -> list[str]:
         browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", shape)
         for name, path in site.pages.items():
             problems += _look(browser, base + path, name, size, save=save)
+    for name, drive in DRIVES.items():
+        if name in site.pages:
+            browser.get(base + site.pages[name])
+            time.sleep(1.5)
+            problems += [f"{name}: {said}" for said in drive(browser)]
     return problems
+
+
+def _search_and_arrows(browser: Any) -> Iterator[str]:
+    """``/`` focuses the search; arrow keys move between the cells of the map."""
+    cells = browser.find_elements(By.CSS_SELECTOR, ".map > *")[:2]
+    ActionChains(browser).send_keys("/").perform()
+    if browser.switch_to.active_element.get_attribute("id") != "q":
+        yield "the key / does not focus the search"
+    cells[0].send_keys(Keys.ARROW_RIGHT)
+    if browser.switch_to.active_element != cells[1]:
+        yield "the right arrow key does not move to the next cell"
+
+
+def _copy_a_command(browser: Any) -> Iterator[str]:
+    permissions = {"permissions": ["clipboardReadWrite", "clipboardSanitizedWrite"]}
+    browser.execute_cdp_cmd("Browser.grantPermissions", permissions)
+    button = browser.find_element(By.CSS_SELECTOR, ".copy")
+    wanted = button.find_element(By.XPATH, "preceding-sibling::*[1]").text
+    button.click()
+    time.sleep(0.5)
+    found = browser.execute_async_script(
+        "navigator.clipboard.readText().then(arguments[0], (e) => arguments[0](`${e}`))"
+    )
+    if (found, button.text) != (wanted, "Copied"):
+        yield f"the copy button copied {found!r}, not {wanted!r}"
+
+
+def _value_below_the_pointer(browser: Any) -> Iterator[str]:
+    ActionChains(browser).move_to_element(browser.find_element(By.CSS_SELECTOR, ".lines")).perform()
+    shown = browser.find_element(By.CSS_SELECTOR, ".chart .at").text
+    if not re.search(r"\d.* at \d\d:\d\d", shown):
+        yield f"a chart shows {shown!r} below the pointer"
+
+
+def _theme_that_stays(browser: Any) -> Iterator[str]:
+    theme = "return document.documentElement.dataset.theme"
+    browser.find_element(By.ID, "theme").click()
+    chosen = browser.execute_script(theme)
+    browser.refresh()
+    if chosen not in ("dark", "light") or browser.execute_script(theme) != chosen:
+        yield f"the theme {chosen!r} does not stay"
+    browser.find_element(By.ID, "theme").click()
+
+
+DRIVES: dict[str, Callable[[Any], Iterator[str]]] = {
+    "large-fleet": _search_and_arrows,
+    "large-faults": _copy_a_command,
+    "gpu": _value_below_the_pointer,
+    "claims": _theme_that_stays,
+}
+"""What a person does on a page."""
 
 
 def _look(browser: Any, url: str, name: str, size: str, *, save: bool) -> list[str]:

@@ -11,6 +11,7 @@ import re
 import signal
 import sys
 from collections.abc import Container, Mapping, Sequence
+from io import TextIOWrapper
 from types import FrameType, ModuleType
 from typing import Any, Final, NoReturn
 
@@ -62,6 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def execute(program: str, about: str, subcommands: Subcommands, arguments: list[str], groups: Groups) -> int:
     """Parses ``arguments`` with the parser of the subcommand that they name, and runs it."""
+    if isinstance(sys.stdout, TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # names can have characters that the locale lacks
     arguments = _without_help_and_version(arguments)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
     try:

@@ -69,6 +69,8 @@ def shortened(text: str, room: int) -> str:
         if display_width(char + end) > tail:
             break
         end = char + end
+    while end and not _cells(end[0]):  # belongs to a character that was cut
+        end = end[1:]
     start, free = "", room - 1 - display_width(end)
     for char in text:
         if display_width(start + char) > free:

@@ -153,6 +153,13 @@ def test_tables_fit_80_columns_with_and_without_colour(arguments: str, state: st
     assert max(map(display_width, plain.splitlines())) <= 80
 
 
+def test_a_locale_without_a_character_shows_a_question_mark(tmp_path: Path) -> None:
+    dump(cluster(claims=[claim("漢")]), tmp_path / "state.json")
+    command = [sys.executable, "-m", "dra_driver.kubectl.commands.kubectl", "claims", "--cluster-state"]
+    status, shown = terminal([*command, str(tmp_path / "state.json")], PYTHONIOENCODING="ascii", NO_COLOR="1")
+    assert (status, shown.splitlines()[1].split()[0]) == (0, "?")
+
+
 def terminal(command: list[str], **environment: str) -> tuple[int, str]:
     ours, its = pty.openpty()
     env = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "LINES": "40", **environment}
@@ -185,3 +192,4 @@ def test_a_table_is_cut_and_never_wrapped(width: int) -> None:
     assert len(lines) == 3
     assert max(map(display_width, lines)) <= width
     assert shortened("serving-ldzr8-gpu-sxhf8", 12) == "serving-…hf8"
+    assert shortened("e\u0301" * 50, 12) == "e\u0301" * 8 + "…" + "e\u0301" * 3
