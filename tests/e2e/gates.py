@@ -67,6 +67,8 @@ def _of_request(request: Mapping[str, Any]) -> set[str]:
     found: set[str] = set()
     if str(request["deviceClassName"]).startswith("mig."):
         found.add(PARTITIONS)
+    if str(request["deviceClassName"]).startswith("monitor."):
+        found.add(TAINTS)
     expressions = [str(item.get("cel", {}).get("expression")) for item in request.get("selectors") or ()]
     if request.get("capacity") or any("device.allowMultipleAllocations" in text for text in expressions):
         found.add(SHARES)

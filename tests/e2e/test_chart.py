@@ -22,6 +22,7 @@ from dra_driver.kube.rest import RestClient
 from tests.contract.deploy.test_manifests import EVERYTHING
 from tests.contract.deploy.test_presets import NAMES, rendered
 from tests.e2e.cluster import CRDS, still_there, unread, wait
+from tests.e2e.gates import SHARES, missing
 from tests.fakes import chart
 
 NAME = NAMESPACE = "dra-driver"
@@ -246,14 +247,15 @@ def collection(obj: dict[str, Any]) -> str:
     return f"{root}{obj['apiVersion']}{inside}/{plural}"
 
 
-def test_every_preset_is_taken_by_the_api_server(installed: Release, rest: RestClient) -> None:
+def test_every_preset_is_taken_by_the_api_server(installed: Release, rest: RestClient, gates: dict[str, bool]) -> None:
     """With all fields and rules of the real one; the embedded one knows the fields alone. Before 1.36 it does not serve
-    one kind."""
+    one kind, and refuses the class of shared GPUs."""
     left_out = {"Namespace", "PodMonitor", "PrometheusRule"}
     if unread(rest, "/apis/admissionregistration.k8s.io/v1/mutatingadmissionpolicies"):
         left_out |= {"MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"}
     rest.create("/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}})
     for objects in [chart.objects(EVERYTHING), *(rendered(name) for name in NAMES)]:
         for obj in objects:
-            if obj["kind"] not in left_out:
+            is_refused = "allowMultipleAllocations" in str(obj) and missing((SHARES,), gates)
+            if obj["kind"] not in left_out and not is_refused:
                 rest.create(f"{collection(obj)}?dryRun=All&fieldValidation=Strict", obj)

@@ -81,6 +81,7 @@ def test_the_reason_is_listed() -> None:
         ("shared-mig-device", {PARTITIONS, SHARES}),
         ("extended-resources", {EXTENDED, PARTITIONS}),
         ("shares-for-unmodified-pods", {EXTENDED, SHARES}),
+        ("monitor-used-gpu", {TAINTS}),
     ],
 )
 def test_the_gates_of_objects_are_found_in_them(example: str, needed: set[str]) -> None:
