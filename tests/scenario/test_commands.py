@@ -65,8 +65,8 @@ def mixed(cluster: Cluster) -> Cluster:
 
     def is_mixed() -> str | None:
         used = len(claims(exporter)) if (exporter := cluster.nodes[NODE].exporter) else 0
-        sick = [device for device in devices(cluster, NODE) if device.get("taints")]
-        return None if used == 3 and sick else f"{used} claims in use, {len(sick)} devices with taints"
+        tainted = [device for device in devices(cluster, NODE) if device.get("taints")]
+        return None if used == 3 and tainted else f"{used} claims in use, {len(tainted)} devices with taints"
 
     cluster.wait(is_mixed, TIMEOUT_S, "three claims in use and a lost GPU")
     return cluster
@@ -80,7 +80,7 @@ class Terminal(io.StringIO):
 
 
 def run(cluster: Cluster, line: str) -> tuple[int, str, str]:
-    """Return the exit status, and what a terminal of 80 columns and standard error show."""
+    """Return the exit status, the output on a terminal of 80 columns, and standard error."""
     shown, said = Terminal(), io.StringIO()
     name = line.partition(" ")[0]
     source = [] if name in ("version", "node-template") else ["--kubeconfig", str(cluster.kubeconfig)]

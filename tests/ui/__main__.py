@@ -203,7 +203,7 @@ DRIVES: dict[str, Callable[[Any], Iterator[str]]] = {
     "gpu": _value_below_the_pointer,
     "claims": _theme_that_stays,
 }
-"""What a person does on a page."""
+"""Interactions with a page, by its name."""
 
 
 def _look(browser: Any, url: str, name: str, size: str, *, save: bool) -> list[str]:
