@@ -48,8 +48,9 @@ EXIT = {
     "node-template 2xa100-sxm4-40gb": 0,
     "version": 0,
 }
-"""Each command, and its exit status on this cluster. The others start a server or pods, or write a file."""
+"""Each command, and its exit status on this cluster."""
 ELSEWHERE = {"ui", "smoke", "hardware-check", "snapshot", "support-bundle", "migrate"}
+"""Commands that start a server or pods, or write a file."""
 
 
 @pytest.fixture(scope="module")

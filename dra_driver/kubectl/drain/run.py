@@ -74,7 +74,7 @@ class DrainRun:
         self._free_looks = 0
 
     def mark(self) -> bool:
-        """Write the annotation that requests the taint from the node process. Return whether it was no dry run."""
+        """Write the annotation that requests the taint from the node process. Return False after a dry run."""
         node = self._options.node
         optional = [EVICT] if self._options.evict else []
         check_rights(self._api, needed_rights(node, reads_events=self._options.detaches), optional)

@@ -43,7 +43,7 @@ from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, Part, SeenFleet
 
 class ClaimDeviceRow(Struct, frozen=True, kw_only=True):
     """A device of a claim; ``gpu`` is "" if the GPU is unknown, ``use`` None if unmeasured. ``use_key`` is None if
-    exporters cannot tell it from another device.
+    another device of the claim has the same name.
 
     ``trouble`` is the reported problem of its GPU or node.
     """
