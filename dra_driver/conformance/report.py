@@ -54,7 +54,7 @@ def listing(checks: Sequence[Check]) -> str:
     )
 
 
-class CheckResult(Struct, frozen=True, kw_only=True, rename=camel):
+class ConformanceResult(Struct, frozen=True, kw_only=True, rename=camel):
     """One check, and ``verdict``: passed, failed, advice, not applicable or unable."""
 
     id: str
@@ -78,7 +78,7 @@ class ConformanceReport(JsonDocument, frozen=True, kw_only=True):
     version: str
     kubernetes: str
     summary: Mapping[str, int]
-    items: Sequence[CheckResult]
+    items: Sequence[ConformanceResult]
 
 
 def document_of(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> ConformanceReport:
@@ -89,7 +89,7 @@ def document_of(driver: str, profile: str, outcomes: Sequence[CheckOutcome]) -> 
         kubernetes=KUBERNETES,
         summary={"checks": len(outcomes), **_counts(outcomes)},
         items=[
-            CheckResult(
+            ConformanceResult(
                 id=outcome.check.id,
                 title=outcome.check.title,
                 verdict=outcome.verdict,
