@@ -26,7 +26,7 @@ TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in
 class ClusterState(Struct, frozen=True, kw_only=True):
     """Objects by kind, in the order of the API server. Readers must not change them. ``gaps`` are sentences about
     unread kinds: an empty list of such a kind means unknown. ``server_version`` is ``v1.36.2`` or empty when unknown.
-    ``source`` names the origin for people."""
+    ``source`` names the origin for people. ``workloads`` are Kueue's, which only `kubectl dra explain` reads."""
 
     nodes: Sequence[Wire] = ()
     pods: Sequence[Wire] = ()
@@ -39,6 +39,7 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     events: Sequence[Wire] = ()
     pvcs: Sequence[Wire] = ()
     storage_classes: Sequence[Wire] = ()
+    workloads: Sequence[Wire] = ()
     gaps: Sequence[str] = ()
     server_version: str = ""
     source: str = ""

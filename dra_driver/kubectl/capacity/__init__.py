@@ -14,6 +14,7 @@ from dra_driver.kubectl.capacity.holdings import (
     devices_of,
     with_claim_gaps,
 )
+from dra_driver.kubectl.capacity.kueue import MAX_MAPPINGS, configuration, queue_objects, quotas_of, stocks_of
 from dra_driver.kubectl.capacity.report import LEGEND, CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.capacity.survey import Options, survey
 from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyList, TopologyRow, place_of, topology_of
@@ -21,6 +22,7 @@ from dra_driver.kubectl.capacity.units import node_problem
 
 __all__ = [
     "LEGEND",
+    "MAX_MAPPINGS",
     "MEMORY_KEY",
     "NOWHERE",
     "Amounts",
@@ -39,9 +41,13 @@ __all__ = [
     "TopologyRow",
     "amounts_text",
     "claims_of",
+    "configuration",
     "devices_of",
     "node_problem",
     "place_of",
+    "queue_objects",
+    "quotas_of",
+    "stocks_of",
     "survey",
     "topology_of",
     "with_claim_gaps",

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import coloured
 from dra_driver.core.text import printable
 from dra_driver.kube.state import ClusterState, with_objects
@@ -111,18 +111,32 @@ def _explainer(
 def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
     targets = source.targets_of(args.target, *_KINDS, default="pod")
     namespace = namespace_of(args)
-    state = state_of(args, namespace=namespace)
+    state = _with_workloads(args, state_of(args, namespace=namespace), namespace)
     progress.say(_EXPLAINING)
     scheduler = scheduler_for(state, args.feature_gates)
     reports: list[Explanation] = []
     for kind, name in targets:
         if kind in source.OWNERS:
+            explain.check_queue(state, kind, name, namespace)
             groups = explain.owner_groups(state, kind, name, namespace)
             reports += explain.explain_groups(groups, _explainer(args, state, scheduler))
             continue
         subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
         reports.append(explain.explain(state, subject, node=args.node, scheduler=scheduler))
     return reports
+
+
+def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:
+    """Return the state with Kueue's Workloads of the namespace, unless they cannot be read."""
+    if args.cluster_state:
+        return state
+    try:
+        found = source.client(source.kubeconfig_of(args)).list(explain.WORKLOADS.format(namespace))["items"]
+    except NotFoundError:  # without Kueue
+        return state
+    except KubernetesApiError as error:
+        return replace(state, gaps=[*state.gaps, f"workloads: {error}"])
+    return replace(state, workloads=found)
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanation]:

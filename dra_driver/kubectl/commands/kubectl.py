@@ -23,6 +23,7 @@ SUBCOMMANDS: Final = {
     "migrate": (f"{_HERE}.migrate", "translate device plugin and GPU Operator configurations"),
     "explain": (f"{_HERE}.explain", "explain why a pod or claim has no devices"),
     "doctor": (f"{_HERE}.doctor", "find the failing layer between GPUs and containers"),
+    "kueue": (f"{_HERE}.kueue", "print Kueue's configuration and queues for the published devices"),
     "node-template": (f"{_HERE}.node_template", "print the ResourceSlices that a kind of node publishes"),
     "snapshot": (f"{_HERE}.snapshot", "write the cluster's state to a file for offline use"),
     "support-bundle": (f"{_HERE}.support_bundle", "write a support bundle for a bug report"),
@@ -37,7 +38,7 @@ SUBCOMMANDS: Final = {
 GROUPS: Final = {
     "Look": ("devices", "claims", "usage", "top", "idle", "quota", "capacity", "topology", "ui"),
     "Explain": ("explain", "doctor", "lint", "policy", "snapshot", "support-bundle"),
-    "Act": ("drain", "undrain", "gpu", "classes", "migrate", "smoke", "hardware-check"),
+    "Act": ("drain", "undrain", "gpu", "classes", "kueue", "migrate", "smoke", "hardware-check"),
     "Try (`dra-driver sim up` runs a cluster with simulated GPUs on this machine)": ("node-template", "version"),
 }
 

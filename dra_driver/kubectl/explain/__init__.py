@@ -4,10 +4,12 @@ from dra_driver.kubectl.explain.causes import gaps_that_matter
 from dra_driver.kubectl.explain.evaluation import SchedulerModel, scheduler_for
 from dra_driver.kubectl.explain.explanation import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in, with_defaults, with_taint_rules
+from dra_driver.kubectl.explain.queueing import WORKLOADS
 from dra_driver.kubectl.explain.report import Answer, Explanation, ExplanationList, render
 from dra_driver.kubectl.explain.subject import Subject, claim_subject, pod_subject, subject_of, subject_of_claim
 from dra_driver.kubectl.explain.waiting import (
     WaitingList,
+    check_queue,
     explain_groups,
     owner_groups,
     render_waiting,
@@ -16,12 +18,14 @@ from dra_driver.kubectl.explain.waiting import (
 )
 
 __all__ = [
+    "WORKLOADS",
     "Answer",
     "Explanation",
     "ExplanationList",
     "SchedulerModel",
     "Subject",
     "WaitingList",
+    "check_queue",
     "claim_subject",
     "explain",
     "explain_groups",

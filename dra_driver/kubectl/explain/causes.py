@@ -20,6 +20,7 @@ from dra_driver.kube.devices import (
 from dra_driver.kube.published import names
 from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain import queueing
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
 from dra_driver.kubectl.explain.reasons import is_selected_by
@@ -311,6 +312,10 @@ def gaps_that_matter(state: ClusterState, pod: Wire | None) -> list[str]:
 
 def before_scheduling(state: ClusterState, pod: Wire) -> Iterator[Cause]:
     gates = [str(gate.get("name")) for gate in spec_of(pod).get("schedulingGates") or ()]
+    workload = queueing.workload_of(state.workloads, "pod", name_of(pod)) if queueing.GATE in gates else None
+    if workload and (queued := queueing.held_back(workload)):
+        gates.remove(queueing.GATE)
+        yield queued
     if gates:
         yield Cause(
             code=CauseCode.SCHEDULING_GATES,

@@ -37,6 +37,7 @@ class CauseCode(StrEnum):
     PREPARE_FAILING = "prepareFailing"
     VOLUME_WAITING = "volumeWaiting"
     SCHEDULING_GATES = "schedulingGates"
+    QUEUED = "queued"
     OTHER_SCHEDULER = "otherScheduler"
     NO_NODES = "noNodes"
     NOT_WEIGHED = "notWeighed"

@@ -10,9 +10,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.document import JsonDocument, camel
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, RetryableError
 from dra_driver.core.text import counted, listed, one_line, wrapped
 from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain.queueing import held_back, workload_of
 from dra_driver.kubectl.explain.report import Answer, Explanation, Style, plain
 from dra_driver.kubectl.explain.subject import allocation_of, is_deleted, name_of, namespace_of, spec_of, status_of
 
@@ -64,6 +65,14 @@ def waiting_groups(state: ClusterState, namespace: str | None = None) -> Groups:
         if _waits(pod) and namespace in (None, namespace_of(pod)):
             groups.setdefault(_alike(pod, allocated), []).append(pod)
     return list(groups.values())
+
+
+def check_queue(state: ClusterState, kind: str, name: str, namespace: str) -> None:
+    """Raise RetryableError with the reason if the workload has no pods because Kueue has not admitted it."""
+    workload = workload_of(state.workloads, kind, name)
+    queued = held_back(workload) if workload is not None else None
+    if queued and not any(_is_of(pod, kind, name) for pod in state.pods if namespace_of(pod) == namespace):
+        raise RetryableError(f"{kind} {name} has no pods: {queued.message}. Next step: {queued.fix}", reason="Queued")
 
 
 def owner_groups(state: ClusterState, kind: str, name: str, namespace: str) -> Groups:

@@ -1,0 +1,72 @@
+"""What Kueue's Workloads say about pods and Jobs that it holds back."""
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from dra_driver.core.errors import RetryableError
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain import check_queue
+from dra_driver.kubectl.explain.queueing import GATE, held_back, workload_of
+from tests.unit.kubectl.explain.clusters import cluster, explained, pod, template
+
+SHORT = (
+    "couldn't assign flavors to pod set main: insufficient unused quota for memory in flavor gpus, 9984Mi more needed"
+)
+
+
+def workload(message: str = SHORT, *, kind: str = "Job", name: str = "train", **conditions: str) -> dict[str, Any]:
+    own = {"type": "QuotaReserved", "status": "False", "message": message}
+    others = [{"type": each, "status": "True", "message": said} for each, said in conditions.items()]
+    return {
+        "metadata": {"name": f"w-{name}", "namespace": "default", "ownerReferences": [{"kind": kind, "name": name}]},
+        "spec": {"queueName": "gpus"},
+        "status": {
+            "conditions": [own, *others],
+            "resourceRequests": [{"name": "main", "resources": {"gpu.nvidia.com/h100-memory": "9984Mi"}}],
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("message", "fix"),
+    [
+        (SHORT, "wait until others finish"),
+        ("DeviceClass x is not mapped in DRA configuration", "kubectl dra kueue queues"),
+        ("resource x, 9 > maximum capacity (7)", "can never admit"),
+        ("something new", "kubectl describe workload w-train"),
+    ],
+)
+def test_a_reason_has_a_next_step(message: str, fix: str) -> None:
+    cause = held_back(workload(message))
+    assert cause is not None
+    assert message in cause.message
+    assert "queue gpus, charge gpu.nvidia.com/h100-memory=9984Mi" in cause.message
+    assert fix in cause.fix
+
+
+def test_an_admitted_workload_is_not_held_back() -> None:
+    assert held_back(workload(Admitted="The workload is admitted")) is None
+    preempted = held_back(workload(Preempted="Preempted to accommodate a workload of higher priority"))
+    assert preempted is not None
+    assert "preempted: Preempted to accommodate" in preempted.message
+
+
+def test_a_gated_pod_waits_for_its_workload() -> None:
+    state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}})])
+    gated = pod(template="t", schedulingGates=[{"name": GATE}])
+    assert [each.code for each in explained(state, gated).causes] == ["schedulingGates"]
+    queued = replace(state, workloads=[workload(kind="Pod", name=gated["metadata"]["name"])])
+    assert [each.code for each in explained(queued, gated).causes] == ["queued"]
+
+
+def test_a_job_without_pods_is_explained_by_its_newest_workload() -> None:
+    old = workload("an old reason")
+    old["metadata"]["creationTimestamp"], new = "2026-01-01T00:00:00Z", workload()
+    new["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
+    assert workload_of([new, old], "job", "train") is new
+    with pytest.raises(RetryableError, match="job train has no pods: Kueue has not admitted it"):
+        check_queue(ClusterState(workloads=[old, new]), "job", "train", "default")
+    check_queue(ClusterState(workloads=[old, new]), "job", "other", "default")
+    check_queue(ClusterState(workloads=[workload(Admitted="yes")]), "job", "train", "default")
