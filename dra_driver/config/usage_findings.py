@@ -7,10 +7,9 @@ text is cut to its bound, invalid entries are omitted, and a file that is not a 
 from datetime import UTC
 from typing import Annotated, Any, Final
 
-from msgspec import DecodeError, Meta, Struct, json
+from msgspec import Meta, Struct, json
 from msgspec.structs import force_setattr
 
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_findings import (
@@ -31,7 +30,7 @@ from dra_driver.core.model.usage_findings import (
     UsingPod,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction
-from dra_driver.core.wire import ALWAYS, from_wire, to_wire
+from dra_driver.core.wire import ALWAYS, from_file, to_wire
 
 VERSION: Final = 1
 FOLDER, FILE = "findings", "findings.json"
@@ -110,19 +109,7 @@ def encode(findings: UsageFindings) -> bytes:
 
 def decode(content: bytes) -> UsageFindings:
     """Raises ConfigurationError for other content."""
-    if len(content) > MAX_BYTES:
-        raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
-    try:
-        document = json.decode(content)
-    except (DecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{FILE} is not JSON: {error}") from error
-    version = document.get("version") if isinstance(document, dict) else None
-    if version != VERSION:
-        raise ConfigurationError(f"{FILE} has version {str(version)[:20]!r}, expected {VERSION}")
-    try:
-        file = from_wire(_File, document)
-    except ValueError as error:
-        raise ConfigurationError(f"{FILE}: {error}") from error
+    file = from_file(_File, content, FILE, version=VERSION, max_bytes=MAX_BYTES)
     return UsageFindings(
         written=file.written,
         over_grant=tuple(OverGrant(claim=each.ref, **_same(each, _OVER_GRANT)) for each in file.over_grant),

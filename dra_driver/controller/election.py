@@ -58,7 +58,6 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
     duration_s: float
     transitions: int
     acquired: str = ""
-    renewed: str = ""
 
     @classmethod
     def of(cls, obj: Mapping[str, object]) -> "LeaseRecord":
@@ -70,7 +69,6 @@ class LeaseRecord(Struct, frozen=True, kw_only=True):
             duration_s=float(min(max(spec.lease_duration_seconds or 0, 1), LONGEST_S)),
             transitions=max(spec.lease_transitions or 0, 0),
             acquired=spec.acquire_time,
-            renewed=spec.renew_time,
         )
 
 

@@ -26,7 +26,7 @@ from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
 from dra_driver.core.telemetry.controller_metrics import EvictionResult
 from dra_driver.kube import paths
-from dra_driver.kube.events import EventType
+from dra_driver.kube.events import EventType, Recorder
 from dra_driver.kube.evictions import NO_EVICTION, Creator, causes_text, create_eviction, says_budget
 from dra_driver.kube.objects.core import ObjectReference, Pod
 from dra_driver.kube.shapes import read
@@ -225,12 +225,6 @@ OPTED_OUT: Final = "GpuEvictionOptedOut"
 BRAKED: Final = "GpuEvictionBraked"
 RESUMED: Final = "GpuEvictionResumed"
 ANNOUNCED: Final = "GpuEvictionAnnounced"
-
-
-class Recorder(Protocol):
-    """Subset of ``kube.events.EventRecorder`` that this module uses."""
-
-    def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None: ...
 
 
 class PodEvents:

@@ -4,6 +4,7 @@ yields findings; the worst status decides the exit status."""
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import partial
+from types import ModuleType
 from typing import Any, Final, Generic, TypeVar
 
 import msgspec
@@ -149,6 +150,11 @@ class Check(Struct, Generic[Facts], frozen=True, kw_only=True):
 def check(name: str, layer: Layer, about: str) -> Callable[[Callable[[Facts], Iterable[Finding]]], Check[Facts]]:
     """Make a check of the decorated function; see `Check`."""
     return lambda look: Check(name=name, layer=layer, about=about, look=look)
+
+
+def checks_in(*modules: ModuleType) -> tuple[Check[Any], ...]:
+    """Return the checks that the modules define, in the order of their definitions."""
+    return tuple(found for module in modules for found in vars(module).values() if isinstance(found, Check))
 
 
 def run_all(checks: Sequence[Check[Facts]], facts: Facts, on: str = "cluster") -> tuple[Finding, ...]:

@@ -76,11 +76,7 @@ class Peer:
 
     def call(self, service: Service, method: str, request: Any, timeout_s: float) -> Any:
         """The answer of a unary call. Raises CallError."""
-        make = self._channel.unary_unary(
-            service.path(method),
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=service.reader(method),
-        )
+        make = self._made(self._channel.unary_unary, service, method, request)
         try:
             return make(request, timeout=timeout_s, wait_for_ready=self._waits)
         except grpc.RpcError as error:
@@ -89,21 +85,17 @@ class Peer:
             raise CallError(f"{method} failed: the connection is closed", "CANCELLED") from error
 
     def begin(self, service: Service, method: str, request: Any, timeout_s: float) -> "PendingCall":
-        make = self._channel.unary_unary(
-            service.path(method),
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=service.reader(method),
-        )
+        make = self._made(self._channel.unary_unary, service, method, request)
         return PendingCall(method, make.future(request, timeout=timeout_s, wait_for_ready=True), timeout_s)
 
     def stream(self, service: Service, method: str, request: Any, timeout_s: float | None) -> "HealthStream":
         """Open a stream of answers, which ends after ``timeout_s``; None for no limit."""
-        make = self._channel.unary_stream(
-            service.path(method),
-            request_serializer=type(request).SerializeToString,
-            response_deserializer=service.reader(method),
-        )
+        make = self._made(self._channel.unary_stream, service, method, request)
         return HealthStream(method, make(request, timeout=timeout_s, wait_for_ready=True), timeout_s or inf)
+
+    def _made(self, make: Callable[..., Any], service: Service, method: str, request: Any) -> Any:
+        serialize, read = type(request).SerializeToString, service.reader(method)
+        return make(service.path(method), request_serializer=serialize, response_deserializer=read)
 
     def watch(self, changed: Callable[[bool], None]) -> None:
         """Connect now, stay connected, and call ``changed`` with whether the connection is up, after each change."""

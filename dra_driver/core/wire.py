@@ -9,8 +9,9 @@ from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from msgspec import NODEFAULT, Meta, Struct, ValidationError, convert
+from msgspec import NODEFAULT, DecodeError, Meta, Struct, ValidationError, convert, json
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
 
@@ -54,6 +55,23 @@ def from_wire(kind: type[S], value: object) -> S:
     except ValidationError:  # an entry of a later version, or of another writer
         found: S = _struct(kind, value)
         return found
+
+
+def from_file(kind: type[S], content: bytes, name: str, *, version: int, max_bytes: int) -> S:
+    """Decode a JSON file of this ``version``. Raises ConfigurationError, with ``name`` first, for other content."""
+    if len(content) > max_bytes:
+        raise ConfigurationError(f"{name} has {len(content)} bytes, expected at most {max_bytes}")
+    try:
+        document = json.decode(content)
+    except (DecodeError, RecursionError) as error:
+        raise ConfigurationError(f"{name} is not JSON: {error}") from error
+    found = document.get("version") if isinstance(document, dict) else None
+    if found != version:
+        raise ConfigurationError(f"{name} has version {str(found)[:20]!r}, expected {version}")
+    try:
+        return from_wire(kind, document)
+    except ValueError as error:
+        raise ConfigurationError(f"{name}: {error}") from error
 
 
 def _written(value: object, of: _Type) -> object:

@@ -42,6 +42,12 @@ class Writer(Protocol):
     def merge_patch(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
 
 
+class Recorder(Protocol):
+    """Subset of `EventRecorder` for its users."""
+
+    def record(self, about: ObjectReference, kind: EventType, reason: str, message: str) -> None: ...
+
+
 class _Pending(Struct):
     about: ObjectReference
     kind: EventType

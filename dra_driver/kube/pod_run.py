@@ -127,12 +127,12 @@ def why_not_running(pod: Mapping[str, Any], container: str) -> str:
     """Return why the pod cannot start or failed without a report; "" while it can still succeed."""
     status = pod.get("status", {})
     if status.get("phase") == "Failed":
-        ended = _state(status, container).get("terminated", {})
+        ended = container_state(status, container).get("terminated", {})
         shown = status.get("message") or ended.get("message") or ""
         reason = status.get("reason") or ended.get("reason") or "Failed"
         code = f", exit status {ended['exitCode']}" if "exitCode" in ended else ""
         return f"the pod failed ({reason}{code}){': ' + ' '.join(shown.split())[:400] if shown else ''}"
-    waiting = _state(status, container).get("waiting", {})
+    waiting = container_state(status, container).get("waiting", {})
     if waiting.get("reason") in _HOPELESS:
         return f"the pod cannot start ({waiting['reason']}): {' '.join(waiting.get('message', '').split())[:400]}"
     return ""
@@ -143,7 +143,7 @@ def is_over(pod: Mapping[str, Any]) -> bool:
 
 
 def has_started(pod: Mapping[str, Any], container: str) -> bool:
-    state = _state(pod.get("status", {}), container)
+    state = container_state(pod.get("status", {}), container)
     return is_over(pod) or "running" in state or "terminated" in state
 
 
@@ -153,7 +153,7 @@ _HOPELESS: Final = frozenset(
 """Reasons of a container that waits, which do not end by waiting."""
 
 
-def _state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+def container_state(status: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     for one in status.get("containerStatuses") or ():
         if one.get("name") == container and isinstance(one.get("state"), dict):
             state: Mapping[str, object] = one["state"]

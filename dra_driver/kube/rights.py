@@ -2,49 +2,22 @@
 ``system:basic-user``)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Final, Protocol
-
-from msgspec import Struct
+from typing import Final
 
 from dra_driver.core.errors import KubernetesApiError
+from dra_driver.core.request_rights import AccessRight
+from dra_driver.kube.evictions import Creator
 
 REVIEWS: Final = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 
-class Reviewer(Protocol):
-    """The part of ``rest.RestClient`` that is needed here."""
-
-    def create(self, path: str, body: Mapping[str, object]) -> dict[str, object]: ...
-
-
-class NeededRight(Struct, frozen=True, kw_only=True):
-    """One right. ``name`` and ``namespace`` are "" for all."""
-
-    verb: str
-    resource: str
-    group: str = ""
-    subresource: str = ""
-    namespace: str = ""
-    name: str = ""
-    cluster_wide: bool = False
-
-    def __str__(self) -> str:
-        what = "/".join(part for part in (self.resource, self.subresource) if part)
-        what = f"{what}.{self.group}" if self.group else what
-        if self.name:
-            return f"{self.verb} {what} {self.name}"
-        if self.cluster_wide:
-            return f"{self.verb} {what}"
-        return f"{self.verb} {what} in {'namespace ' + self.namespace if self.namespace else 'all namespaces'}"
-
-
-def missing(api: Reviewer, rights: Sequence[NeededRight]) -> list[NeededRight]:
+def missing(api: Creator, rights: Sequence[AccessRight]) -> list[AccessRight]:
     """The missing ones of ``rights``; none for a server that does not answer such reviews, because it refuses single
     requests later."""
     return [right for right in rights if not _allowed(api, right)]
 
 
-def _allowed(api: Reviewer, right: NeededRight) -> bool:
+def _allowed(api: Creator, right: AccessRight) -> bool:
     attributes = {
         "verb": right.verb,
         "group": right.group,

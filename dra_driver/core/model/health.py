@@ -48,10 +48,9 @@ class HealthReading(Struct, frozen=True, kw_only=True):
 
     ``unreachable`` says why the GPU does not answer: it is lost, or with ``hangs`` a call has not returned, or with
     ``passing`` calls fail in a way that can pass without a reset, or with ``needs_reset`` NVML answers that a reset is
-    required; the fields below are None then. ``on_bus``: sysfs has its PCI function. ``rows_pending`` and
-    ``rows_failed`` count row remapping, ``pages_pending`` retired pages of GPUs before Ampere. ``links_down`` are
-    numbers of NVLinks that should be up. ``fabric_unhealthy`` describes NVML's health mask of the fabric, "" if
-    healthy.
+    required; the fields below are None then. ``rows_pending`` and ``rows_failed`` count row remapping,
+    ``pages_pending`` retired pages of GPUs before Ampere. ``links_down`` are numbers of NVLinks that should be up.
+    ``fabric_unhealthy`` describes NVML's health mask of the fabric, "" if healthy.
     """
 
     gpu_uuid: GpuUuid
@@ -59,7 +58,6 @@ class HealthReading(Struct, frozen=True, kw_only=True):
     hangs: bool = False
     passing: bool = False
     needs_reset: bool = False
-    on_bus: bool | None = None
     recovery_action: RecoveryAction | None = None
     rows_pending: bool | None = None
     rows_failed: bool | None = None

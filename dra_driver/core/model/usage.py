@@ -64,6 +64,12 @@ class GpuUsage(Struct, frozen=True, kw_only=True):
     problem: str | None = None
 
 
+def busiest(percents: Iterable[int | None]) -> int | None:
+    """The highest; None if one is unknown and the rest are 0."""
+    known = list(percents)
+    return max((each or 0 for each in known), default=0) or (None if None in known else 0)
+
+
 GIB: Final = 2**30
 MARGIN: Final = 1.2
 """Room above the peak: the window has not seen everything, and allocators of frameworks keep reserves."""

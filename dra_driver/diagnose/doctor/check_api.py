@@ -200,6 +200,3 @@ def _driver_rights(facts: ClusterFacts) -> Iterator[Finding]:
     if reviews and not denied:
         accounts = sorted({text(item, "account") for item in reviews})
         yield ok("has its permissions", f"serviceaccount/{listed(accounts)}")
-
-
-CHECKS: Final = (_answers, _version, _kubelets, _gates, _served, _crds, _own_rights, _driver_rights)

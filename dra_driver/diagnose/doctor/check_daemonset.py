@@ -227,6 +227,3 @@ _LOST: Final = {
     "mps-host": "until it runs, claims that need MPS are not prepared on its node",
     "exporter": "until it runs, the usage of claims on its node is unknown",
 }
-
-
-CHECKS: Final = (_present, _made, _pods, _rollout, _others)

@@ -356,17 +356,3 @@ def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
         seen = f"{len(with_hook)} nodes have NVIDIA's CDI hook, {listed(without)} have not"
         do = "Install NVIDIA Container Toolkit on these nodes: some applications need its hooks (docs/driver-roots.md)."
         yield warn(seen, "NVIDIA Container Toolkit on all nodes with GPUs, or on none", do, "cluster")
-
-
-CHECKS: Final = (
-    _selected,
-    _readiness,
-    _existence,
-    _runtimes,
-    _default_runtime,
-    _reported,
-    _problems,
-    _health,
-    _versions,
-    _toolkit,
-)

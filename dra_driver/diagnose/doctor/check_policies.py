@@ -296,6 +296,3 @@ def _unattributed(facts: ClusterFacts) -> Iterator[Finding]:
                 "with NVIDIA_VISIBLE_DEVICES use GPUs without a claim."
             )
             yield warn(seen, "processes of pods with a claim", do, f"gpu/{node}/{reported.gpu}")
-
-
-CHECKS: Final = (_present, _match, _extended, _status, _files, _watched, _unattributed)

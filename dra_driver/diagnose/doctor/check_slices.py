@@ -91,6 +91,27 @@ def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
             yield fail(seen, "one driver of a name per node", do, subject_of("daemonset", item))
 
 
+@check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
+def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report two pools of one driver name on a node: the scheduler allocates from both."""
+    pools: dict[tuple[str, str], set[str]] = {}
+    names: Sequence[str] = facts.driver_names
+    for item in facts.items("slices"):
+        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
+        if driver in names and node:
+            pools.setdefault((driver, node), set()).add(text(item, "spec", "pool", "name"))
+    for (driver, node), found in sorted(pools.items()):
+        own = f"{node}/{driver}"
+        others = sorted(found - {own})
+        if others:
+            seen = f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}"
+            do = (
+                "Another driver of the same name publishes them, or has left them. Stop it, then kubectl delete "
+                "resourceslices of those pools."
+            )
+            yield fail(seen, f"only the pool {own}", do, f"node/{node}")
+
+
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
 def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
     by_place: dict[str, dict[str, list[Wire]]] = {}
@@ -117,27 +138,6 @@ def _uuids(item: Wire) -> set[str]:
             if str(name).rpartition("/")[2] == "uuid":
                 found.add(text(value, "string"))
     return found - {""}
-
-
-@check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
-def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
-    """Report two pools of one driver name on a node: the scheduler allocates from both."""
-    pools: dict[tuple[str, str], set[str]] = {}
-    names: Sequence[str] = facts.driver_names
-    for item in facts.items("slices"):
-        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
-        if driver in names and node:
-            pools.setdefault((driver, node), set()).add(text(item, "spec", "pool", "name"))
-    for (driver, node), found in sorted(pools.items()):
-        own = f"{node}/{driver}"
-        others = sorted(found - {own})
-        if others:
-            seen = f"driver {driver} has ResourceSlices in pools that this driver does not use: {listed(others)}"
-            do = (
-                "Another driver of the same name publishes them, or has left them. Stop it, then kubectl delete "
-                "resourceslices of those pools."
-            )
-            yield fail(seen, f"only the pool {own}", do, f"node/{node}")
 
 
 _BLOCKING: Final = ("NoSchedule", "NoExecute")
@@ -170,6 +170,24 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
     if slices and not missing:
         count = sum(map(len, devices.values()))
         yield ok(f"{count} devices of {len([node for node in devices if node])} nodes are published", "cluster")
+
+
+@check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
+def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
+    """Report devices that the scheduler can allocate although no node process can prepare them."""
+    if not facts.node_daemonsets:
+        return  # node processes run without a DaemonSet, as in the embedded cluster
+    running = facts.nodes_with_ready_pods
+    devices = facts.own_devices
+    nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
+    left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
+    for node in left:
+        seen = f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them"
+        do = (
+            "See the findings of the layers daemonset and node for the cause. Claims that the scheduler allocates on "
+            "this node wait."
+        )
+        yield fail(seen, "a ready node process on the node", do, f"node/{node}")
 
 
 @check("pools-complete", Layer.SLICES, "the completeness of pools")
@@ -206,24 +224,6 @@ def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
         seen = f"ResourceSlices of nodes that do not exist: {listed(gone)}"
         do = "kubectl delete resourceslices --field-selector spec.nodeName=NAME"
         yield warn(seen, "ResourceSlices that are deleted with their Node", do, "cluster")
-
-
-@check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
-def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
-    """Report devices that the scheduler can allocate although no node process can prepare them."""
-    if not facts.node_daemonsets:
-        return  # node processes run without a DaemonSet, as in the embedded cluster
-    running = facts.nodes_with_ready_pods
-    devices = facts.own_devices
-    nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
-    left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
-    for node in left:
-        seen = f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them"
-        do = (
-            "See the findings of the layers daemonset and node for the cause. Claims that the scheduler allocates on "
-            "this node wait."
-        )
-        yield fail(seen, "a ready node process on the node", do, f"node/{node}")
 
 
 @check("devices-tainted", Layer.SLICES, "taints of devices")
@@ -274,18 +274,3 @@ def _forms(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _attribute(device: Mapping[str, object], name: str) -> str:
     return text(device, "attributes", name, "string")
-
-
-CHECKS: Final = (
-    _device_plugin,
-    _two_installations,
-    _nvidias_driver,
-    _foreign_pool,
-    _same_gpus,
-    _present,
-    _without_process,
-    _pools,
-    _orphans,
-    _taints,
-    _forms,
-)

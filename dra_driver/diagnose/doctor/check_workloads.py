@@ -219,6 +219,3 @@ def _stuck_claims(facts: ClusterFacts) -> Iterator[Finding]:
             seen = f"is being deleted, but is reserved for pods that do not exist: {listed(gone)}"
             do = "The resource claim controller (kube-controller-manager) removes the reservation; read its log."
             yield warn(seen, "a claim that is deleted with its pods", do, subject_of("claim", claim))
-
-
-CHECKS: Final = (_references, _classes, _plugin_resources, _waiting, _prepare, _claim_devices, _stuck_claims)

@@ -7,7 +7,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.finding import run_all
+from dra_driver.core.finding import checks_in, run_all
 from dra_driver.diagnose.doctor import (
     check_api,
     check_daemonset,
@@ -113,14 +113,7 @@ def _on_node(facts: ClusterFacts, node: str, nodes: Collection[str]) -> ClusterF
     return replace(facts, answers={**facts.answers, **found}, cluster=facts.whole)
 
 
-CHECKS: Final = (
-    *check_api.CHECKS,
-    *check_daemonset.CHECKS,
-    *check_nodes.CHECKS,
-    *check_slices.CHECKS,
-    *check_policies.CHECKS,
-    *check_workloads.CHECKS,
-)
+CHECKS: Final = checks_in(check_api, check_daemonset, check_nodes, check_slices, check_policies, check_workloads)
 
 
 def diagnose(

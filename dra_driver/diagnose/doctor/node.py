@@ -6,7 +6,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
-from dra_driver.core.finding import Check, run_all
+from dra_driver.core.finding import checks_in, run_all
 from dra_driver.diagnose.doctor import node_devices, node_driver, node_files, node_kubelet, node_runtime
 from dra_driver.diagnose.doctor.node_devices import DeviceNodeFacts, read_devices
 from dra_driver.diagnose.doctor.node_driver import AskNvml, DriverFacts, ask_nvml, read_driver, read_hardware
@@ -64,13 +64,7 @@ def _records(places: Places | None) -> NodeState | OSError | None:
         return error
 
 
-NODE_CHECKS: Final[tuple[Check[LocalFacts], ...]] = (
-    *node_kubelet.CHECKS,
-    *node_driver.CHECKS,
-    *node_devices.CHECKS,
-    *node_runtime.CHECKS,
-    *node_files.CHECKS,
-)
+NODE_CHECKS: Final = checks_in(node_kubelet, node_driver, node_devices, node_runtime, node_files)
 
 
 def examine(

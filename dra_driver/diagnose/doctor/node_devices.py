@@ -193,6 +193,3 @@ def _access(facts: "LocalFacts") -> Iterator[Finding]:
     version = facts.devices.cgroup_version
     cgroup = f"cgroup version {version}" if version else "unknown cgroup version"
     yield ok(f"{selinux}; {cgroup}")
-
-
-CHECKS: Final = (_nodes, _capabilities, _access)

@@ -55,7 +55,6 @@ class DriverFacts(Struct, frozen=True, kw_only=True):
     """
 
     searched: tuple[str, ...] = ()
-    configured: bool = False
     root: str | None = None
     library: str | None = None
     release: str | None = None
@@ -87,7 +86,6 @@ def read_driver(view: HostView, ask: AskNvml) -> DriverFacts:
     modules = _modules(view)
     return DriverFacts(
         searched=searched,
-        configured=configured is not None,
         root=root,
         library=library,
         release=_release(library),
@@ -373,6 +371,3 @@ def _hardware(facts: "LocalFacts") -> Iterator[Finding]:
             status = Status.WARN if record.finding.status is Status.FAIL else Status.UNKNOWN
             fix = f"Run `dra-driver hardware-check` and report it (docs/hardware-check.md): {record.finding.meaning}."
             yield finding(status, seen, record.finding.expected, fix)
-
-
-CHECKS: Final = (_machine, _bus, _root, _module, _versions, _nvml, _uvm, _toolkit, _hardware)

@@ -278,6 +278,25 @@ def _disks(facts: "LocalFacts") -> Iterator[Finding]:
             yield ok(f"{disk.folder} has {disk.free_bytes >> 20} MiB free for {disk.what}")
 
 
+@check("records", Layer.PREPARE, "the consistency of the driver's records")
+def _records(facts: "LocalFacts") -> Iterator[Finding]:
+    """Check the records. GPUs work despite their problems; other checks cover sockets and CDI files."""
+    state = facts.records
+    if isinstance(state, OSError):
+        seen = f"cannot read {state.filename}: {state.strerror}"
+        yield unknown(seen, "the driver's journal and files", "Run it as root.", reason="RecordsUnreadable")
+    if not isinstance(state, NodeState) or not state.exists:
+        return
+    elsewhere = {*(str(each.path) for each in state.sockets), "sockets", str(state.cdi.folder)}
+    disagreements = [each for each in find_disagreements(state) if each.object not in elsewhere]
+    for each in disagreements:
+        fix = f"{each.fix[:1].upper()}{each.fix[1:]}."
+        yield replace(each, object="", seen=f"{each.object}: {each.seen}", fix=fix)
+    if not disagreements:
+        claims = len(state.journal.content.entries) if state.journal.content else 0
+        yield ok(f"journal, backups and daemons agree, {counted(claims, 'claim')} in the journal")
+
+
 @check("cdi-files", Layer.CDI, "CDI files that a runtime can load")
 def _cdi(facts: "LocalFacts") -> Iterator[Finding]:
     cdi = facts.files.cdi
@@ -368,25 +387,3 @@ def _wanted(documents: tuple[CdiSpec, ...], asked: list[str]) -> tuple[set[str],
         for edits in (spec.container_edits, device.container_edits):
             nodes |= {node.path for node in edits.device_nodes}
     return nodes, lost
-
-
-@check("records", Layer.PREPARE, "the consistency of the driver's records")
-def _records(facts: "LocalFacts") -> Iterator[Finding]:
-    """Check the records. GPUs work despite their problems; other checks cover sockets and CDI files."""
-    state = facts.records
-    if isinstance(state, OSError):
-        seen = f"cannot read {state.filename}: {state.strerror}"
-        yield unknown(seen, "the driver's journal and files", "Run it as root.", reason="RecordsUnreadable")
-    if not isinstance(state, NodeState) or not state.exists:
-        return
-    elsewhere = {*(str(each.path) for each in state.sockets), "sockets", str(state.cdi.folder)}
-    disagreements = [each for each in find_disagreements(state) if each.object not in elsewhere]
-    for each in disagreements:
-        fix = f"{each.fix[:1].upper()}{each.fix[1:]}."
-        yield replace(each, object="", seen=f"{each.object}: {each.seen}", fix=fix)
-    if not disagreements:
-        claims = len(state.journal.content.entries) if state.journal.content else 0
-        yield ok(f"journal, backups and daemons agree, {counted(claims, 'claim')} in the journal")
-
-
-CHECKS: Final = (_disks, _records, _cdi, _containers)

@@ -399,6 +399,3 @@ def _own(facts: "LocalFacts") -> list[tuple[PluginSocket, PluginWords]]:
 def _is_own_name(facts: "LocalFacts", path: str) -> bool:
     """By the name of the file: no process answers on a dead socket."""
     return path.rpartition("/")[2].startswith(f"{facts.view.driver}-")
-
-
-CHECKS: Final = (_kubelet, _gate, _folders, _dead, _registration, _second_publisher)

@@ -331,6 +331,3 @@ def _same(folder: str) -> str:
     """One spelling: /var/run is a link to /run on every node."""
     path = os.path.normpath(folder)
     return "/run" + path.removeprefix("/var/run") if path.startswith("/var/run/") else path
-
-
-CHECKS: Final = (_answers, _switch, _folders, _default_runtime)

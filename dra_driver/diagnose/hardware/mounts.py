@@ -10,6 +10,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+from dra_driver.hardware.sharing.control import checked, libc
+
 _CLONE_NEWNS: Final = 0x00020000
 _MS_BIND, _MS_REC, _MS_PRIVATE = 4096, 16384, 1 << 18
 _PLAIN_NODES: Final = {
@@ -22,12 +24,10 @@ _PLAIN_NODES: Final = {
 }
 """Device nodes of every container."""
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def enter() -> None:
     """Move this process into a new mount namespace. Raises PermissionError without CAP_SYS_ADMIN."""
-    _call(_libc.unshare(_CLONE_NEWNS), "unshare the mount namespace")
+    checked(libc.unshare(_CLONE_NEWNS), "unshare the mount namespace")
     _mount(None, "/", None, _MS_REC | _MS_PRIVATE)
 
 
@@ -88,11 +88,5 @@ def device_files(folder: Path) -> list[dict[str, object]]:
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     texts = [None if text is None else text.encode() for text in (source, target, kind)]
-    result = _libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
-    _call(result, f"mount {source or kind or ''} at {target}")
-
-
-def _call(result: int, what: str) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number), what)
+    result = libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode())
+    checked(result, f"mount {source or kind or ''} at {target}")

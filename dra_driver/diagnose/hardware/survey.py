@@ -23,6 +23,7 @@ from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
 from dra_driver.diagnose.hardware.values import Facts, HardwareCheck, Topics, survey_gpus
+from dra_driver.hardware.gpu.holders import link_target
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
@@ -118,7 +119,7 @@ def open_links(process: Path) -> list[str]:
     """The open files of a process; [] if it has ended. Raises PermissionError."""
     try:
         with os.scandir(process / "fd") as files:
-            return [_target(file.path) for file in islice(files, MAX_FILES)]
+            return [link_target(file.path) for file in islice(files, MAX_FILES)]
     except PermissionError:  # of another user, without CAP_SYS_PTRACE
         raise
     except OSError:
@@ -163,13 +164,6 @@ def _minors(links: Sequence[str]) -> list[int] | None:
     if not any(_UVM.search(link) for link in links):
         return None
     return sorted({int(match[1]) for link in links if (match := _GPU.search(link))})
-
-
-def _target(link: str) -> str:
-    try:
-        return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
-    except OSError:  # closed since the listing
-        return ""
 
 
 OWNER_FLAG = "--i-own-this-gpu"

@@ -7,5 +7,3 @@ from dra_driver.diagnose.node_state.cleanup import clean_up
 from dra_driver.diagnose.node_state.findings import find_disagreements
 from dra_driver.diagnose.node_state.state import NodeState, Places, read_state
 from dra_driver.diagnose.node_state.stopped import repair
-
-__all__ = ["NodeState", "Places", "clean_up", "find_disagreements", "read_state", "repair"]

@@ -3,16 +3,3 @@
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import FORMS, WORDS, SmokeOptions, SmokeReport, TryKind, TryResult, document_of
 from dra_driver.diagnose.smoke.run import SmokeRun, clean_up
-
-__all__ = [
-    "FORMS",
-    "WORDS",
-    "Fit",
-    "SmokeOptions",
-    "SmokeReport",
-    "SmokeRun",
-    "TryKind",
-    "TryResult",
-    "clean_up",
-    "document_of",
-]

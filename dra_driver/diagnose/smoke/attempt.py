@@ -23,6 +23,7 @@ from dra_driver.diagnose.smoke.objects import CONTAINER, PodSettings, claim, job
 from dra_driver.diagnose.smoke.planning import Fit
 from dra_driver.diagnose.smoke.report import TryKind, TryResult
 from dra_driver.kube import paths
+from dra_driver.kube.pod_run import container_state
 from dra_driver.kube.published.listing import UNKNOWN, Devices, described_devices, difference, observed_devices
 from dra_driver.kube.state import Wire
 
@@ -369,8 +370,4 @@ def _status(pod: Wire) -> Wire:
 
 
 def _state(pod: Wire) -> Wire:
-    for item in _status(pod).get("containerStatuses") or ():
-        if item.get("name") == CONTAINER:
-            found: Wire = item.get("state") or {}
-            return found
-    return {}
+    return container_state(_status(pod), CONTAINER)

@@ -5,14 +5,15 @@ The claims work with the classes of the chart (and of NVIDIA's driver). Whole an
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Final, Literal
 
 from msgspec import Struct, field
 
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.finding import Finding, Layer, Status, fail
+from dra_driver.core.request_rights import AccessRight
 from dra_driver.kube.published.names import MEMORY, PROFILE, SHARING_STRATEGY, TYPE, TYPE_GPU, TYPE_MIG
-from dra_driver.kube.rights import NeededRight
 from dra_driver.kube.state import Wire
 
 Form = Literal["gpu", "mig", "shared"]
@@ -114,30 +115,30 @@ class SmokeOptions(Struct, frozen=True, kw_only=True):
     most_nodes: int = 0
 
 
-def needed_rights(options: SmokeOptions) -> tuple[NeededRight, ...]:
+def needed_rights(options: SmokeOptions) -> tuple[AccessRight, ...]:
     """Permissions that the user needs. Nodes, pods and events are read too if permitted."""
-    there = options.namespace
+    within = partial(AccessRight, namespaced=True, namespace=options.namespace)
     found = [
-        NeededRight(verb="list", resource="resourceslices", group=_RESOURCE, cluster_wide=True),
-        NeededRight(verb="list", resource="deviceclasses", group=_RESOURCE, cluster_wide=True),
-        NeededRight(verb="list", resource="resourceclaims", group=_RESOURCE),
-        NeededRight(verb="watch", resource="resourceclaims", group=_RESOURCE, namespace=there),
-        *cleanup_rights(there),
-        NeededRight(verb="get", resource="resourceclaims", group=_RESOURCE, namespace=there),
-        NeededRight(verb="create", resource="resourceclaims", group=_RESOURCE, namespace=there),
-        NeededRight(verb="create", resource="jobs", group="batch", namespace=there),
-        NeededRight(verb="get", resource="jobs", group="batch", namespace=there),
-        NeededRight(verb="list", resource="pods", namespace=there),
-        NeededRight(verb="get", resource="pods", subresource="log", namespace=there),
+        AccessRight(verb="list", resource="resourceslices", group=_RESOURCE),
+        AccessRight(verb="list", resource="deviceclasses", group=_RESOURCE),
+        AccessRight(verb="list", resource="resourceclaims", group=_RESOURCE, namespaced=True),
+        within(verb="watch", resource="resourceclaims", group=_RESOURCE),
+        *cleanup_rights(options.namespace),
+        within(verb="get", resource="resourceclaims", group=_RESOURCE),
+        within(verb="create", resource="resourceclaims", group=_RESOURCE),
+        within(verb="create", resource="jobs", group="batch"),
+        within(verb="get", resource="jobs", group="batch"),
+        within(verb="list", resource="pods"),
+        within(verb="get", resource="pods", subresource="log"),
     ]
     if not options.image:
-        found.append(NeededRight(verb="get", resource="daemonsets", group="apps", namespace=options.driver_namespace))
+        found.append(within(verb="get", resource="daemonsets", group="apps", namespace=options.driver_namespace))
     return tuple(found)
 
 
-def cleanup_rights(namespace: str) -> tuple[NeededRight, ...]:
+def cleanup_rights(namespace: str) -> tuple[AccessRight, ...]:
     return tuple(
-        NeededRight(verb=verb, resource=resource, group=group, namespace=namespace)
+        AccessRight(verb=verb, resource=resource, group=group, namespace=namespace, namespaced=True)
         for resource, group in (("jobs", "batch"), ("resourceclaims", _RESOURCE))
         for verb in ("list", "delete")
     )

@@ -20,6 +20,7 @@ from dra_driver.core.errors import (
     KubernetesApiError,
     NotFoundError,
 )
+from dra_driver.core.request_rights import AccessRight
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
 from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of, results_of
@@ -34,7 +35,7 @@ from dra_driver.diagnose.smoke.report import (
 )
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
-from dra_driver.kube.rights import NeededRight, missing
+from dra_driver.kube.rights import missing
 from dra_driver.kube.state import ClusterState, Wire, read_cluster
 
 START_S: Final = 20.0
@@ -342,7 +343,7 @@ def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
     return found, left
 
 
-def check_rights(rest: Any, rights: Sequence[NeededRight]) -> None:
+def check_rights(rest: Any, rights: Sequence[AccessRight]) -> None:
     """Raises ConfigurationError that names each permission that the user lacks."""
     lacking = missing(rest, rights)
     if lacking:

@@ -9,20 +9,3 @@ from dra_driver.hardware.cdi.spec import CdiSpec, ContainerEdits, decode
 from dra_driver.hardware.cdi.watch import FolderWatch
 from dra_driver.hardware.cdi.writer import CdiWriter
 from dra_driver.hardware.driver_root.root import DriverRoot
-
-__all__ = [
-    "CdiNames",
-    "CdiProvider",
-    "CdiSpec",
-    "CdiWriter",
-    "ContainerEdits",
-    "DriverRoot",
-    "FolderWatch",
-    "HookVersions",
-    "choose_hook",
-    "claim_spec",
-    "decode",
-    "discover",
-    "metadata_edits",
-    "mps_edits",
-]

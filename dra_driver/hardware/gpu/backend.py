@@ -162,6 +162,9 @@ class UsageSource(Protocol):
         """Add to the averages of the next ``usage``, as often as the driver drops samples of processes: every few
         seconds. Raises DriverUnavailableError."""
 
+    def close(self) -> None:
+        """Disconnect from the driver, as `Backend.close`."""
+
 
 class GpuBackend(Backend, GpuControl, Detachable, HealthSource, Protocol):
     """Reading and changing GPUs, and their health, as the node process uses it."""

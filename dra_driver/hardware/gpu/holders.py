@@ -180,7 +180,7 @@ def _holder(process: Path, pid: int, minor: int) -> tuple[GpuHolder | None, bool
                 if count >= MAX_FILES:
                     is_whole = False
                     break
-                target = _target(file.path)
+                target = link_target(file.path)
                 device = _DEVICE.search(target)
                 holds = holds or (device is not None and int(device[1]) == minor)
                 capabilities = capabilities or bool(_CAPABILITY.search(target))
@@ -191,7 +191,7 @@ def _holder(process: Path, pid: int, minor: int) -> tuple[GpuHolder | None, bool
         return None, True
 
 
-def _target(link: str) -> str:
+def link_target(link: str) -> str:
     try:
         return os.readlink(link)  # noqa: PTH115 - thousands of links on a node
     except OSError:  # closed since the listing

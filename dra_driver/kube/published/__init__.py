@@ -2,7 +2,7 @@
 `attributes`, `devices`, `limits`) are exported as modules."""
 
 from dra_driver.kube.published import attributes, devices, limits, names
-from dra_driver.kube.published.islands import DIRECT, NO_ISLANDS, SWITCH, Island, Islands, in_order, islands_of
+from dra_driver.kube.published.islands import DIRECT, SWITCH, Island, Islands, in_order, islands_of
 from dra_driver.kube.published.names import ALL_PERCENT, COMPUTE_PERCENT, MEMORY, SHARES, STANDARD_DOMAIN
 from dra_driver.kube.published.shares import (
     DIMENSIONS,
@@ -15,31 +15,3 @@ from dra_driver.kube.published.shares import (
     shareable_memory,
     total_memory,
 )
-
-__all__ = [
-    "ALL_PERCENT",
-    "COMPUTE_PERCENT",
-    "DIMENSIONS",
-    "DIRECT",
-    "MEMORY",
-    "MIB",
-    "NO_ISLANDS",
-    "SHARES",
-    "STANDARD_DOMAIN",
-    "SWITCH",
-    "Dimension",
-    "Island",
-    "Islands",
-    "amount_text",
-    "attributes",
-    "default_memory",
-    "default_percent",
-    "devices",
-    "in_order",
-    "islands_of",
-    "limits",
-    "memory_view",
-    "names",
-    "shareable_memory",
-    "total_memory",
-]

@@ -35,9 +35,9 @@ class Offer(Struct, frozen=True, order=True):
 class ClassPlan(Struct, frozen=True, kw_only=True):
     """Planned change of one class. ``wanted`` and ``present`` are the objects; ``reason`` is for users."""
 
-    name: str
+    device_class: str
     state: ClassState
-    devices: int
+    device_count: int
     wanted: Wire | None = None
     present: Wire | None = None
     reason: str = ""
@@ -86,11 +86,11 @@ def plan(offered: Mapping[Offer, int], classes: Iterable[Wire], driver: str) -> 
     """Return the change of each wanted class, and of existing classes that match no device now."""
     present = {item["metadata"]["name"]: item for item in classes}
     plans = [_planned(class_of(offer, driver), count, present) for offer, count in sorted(offered.items())]
-    known = {found.name for found in plans}
+    known = {found.device_class for found in plans}
     unused = (item for name, item in sorted(present.items()) if name not in known and is_own(item))
     reason = "no published device matches it"
     return plans + [
-        ClassPlan(name=item["metadata"]["name"], state="unused", devices=0, present=item, reason=reason)
+        ClassPlan(device_class=item["metadata"]["name"], state="unused", device_count=0, present=item, reason=reason)
         for item in unused
     ]
 
@@ -129,7 +129,7 @@ def _planned(wanted: Wire, devices: int, present: Mapping[str, Wire]) -> ClassPl
         state = "missing"
     elif there.get("spec") != wanted["spec"]:
         state, reason = "changed", "its spec is another than it would be made with"
-    return ClassPlan(name=name, state=state, devices=devices, wanted=wanted, present=there, reason=reason)
+    return ClassPlan(device_class=name, state=state, device_count=devices, wanted=wanted, present=there, reason=reason)
 
 
 def _is_offer(attribute: str, value: str) -> bool:

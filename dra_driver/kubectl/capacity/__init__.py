@@ -2,7 +2,6 @@
 
 from dra_driver.kubectl.capacity.holdings import (
     MEMORY_KEY,
-    Amounts,
     ClaimDevice,
     ClaimList,
     ClaimRow,
@@ -19,36 +18,3 @@ from dra_driver.kubectl.capacity.report import LEGEND, CapacityReport, ModelCapa
 from dra_driver.kubectl.capacity.survey import Options, survey
 from dra_driver.kubectl.capacity.topology import NOWHERE, GpuPlace, TopologyList, TopologyRow, place_of, topology_of
 from dra_driver.kubectl.capacity.units import node_problem
-
-__all__ = [
-    "LEGEND",
-    "MAX_MAPPINGS",
-    "MEMORY_KEY",
-    "NOWHERE",
-    "Amounts",
-    "CapacityReport",
-    "ClaimDevice",
-    "ClaimList",
-    "ClaimRow",
-    "DeviceList",
-    "DeviceRow",
-    "GpuPlace",
-    "Holder",
-    "ModelCapacity",
-    "NodeCapacity",
-    "Options",
-    "TopologyList",
-    "TopologyRow",
-    "amounts_text",
-    "claims_of",
-    "configuration",
-    "devices_of",
-    "node_problem",
-    "place_of",
-    "queue_objects",
-    "quotas_of",
-    "stocks_of",
-    "survey",
-    "topology_of",
-    "with_claim_gaps",
-]

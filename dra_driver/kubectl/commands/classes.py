@@ -4,7 +4,7 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.document import JsonDocument, camel
@@ -70,9 +70,8 @@ def run(args: argparse.Namespace) -> int:
     plans = plan(offered, rest.list(paths.device_classes())["items"], args.driver)
     if args.action != "list":
         return (_apply if args.action == "apply" else _prune)(rest, plans, args.dry_run)
-    rows = [
-        _row(each) for each in plans if not args.selector or (each.present and selects(args.selector, each.present))
-    ]
+    shown = [each for each in plans if not args.selector or (each.present and selects(args.selector, each.present))]
+    rows = convert(shown, list[ClassRow], from_attributes=True)
     return print_list(
         args,
         lambda: Listed(
@@ -85,22 +84,12 @@ def run(args: argparse.Namespace) -> int:
     )
 
 
-def _row(each: ClassPlan) -> ClassRow:
-    return ClassRow(
-        device_class=each.name,
-        extended_resource=each.extended_resource,
-        device_count=each.devices,
-        state=each.state,
-        reason=each.reason,
-    )
-
-
 def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int:
     undone = 0
     for each in plans:
         if each.state not in {"missing", "changed"}:
             if each.state != "unused":
-                print(f"{each.name}: unchanged{f': {each.reason}' if each.reason else ''}")
+                print(f"{each.device_class}: unchanged{f': {each.reason}' if each.reason else ''}")
             continue
         wanted = each.wanted or {}
         try:
@@ -108,16 +97,16 @@ def _apply(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int
                 kept = rest.create(paths.device_classes(), wanted, dry_run=dry_run)
             else:
                 body = {**each.present, "spec": wanted["spec"]}
-                kept = rest.update(f"{paths.device_classes()}/{each.name}", body, dry_run=dry_run)
+                kept = rest.update(f"{paths.device_classes()}/{each.device_class}", body, dry_run=dry_run)
         except KubernetesApiError as error:
             undone += 1
-            print(f"{each.name}: {error}")
+            print(f"{each.device_class}: {error}")
             continue
         done = "created" if each.state == "missing" else "restored"
-        print(f"{each.name}: {f'would be {done}' if dry_run else done}")
+        print(f"{each.device_class}: {f'would be {done}' if dry_run else done}")
         if each.extended_resource and not (kept.get("spec") or {}).get("extendedResourceName"):
             print(
-                f"{each.name}: the API server drops extendedResourceName (feature gate DRAExtendedResource):"
+                f"{each.device_class}: the API server drops extendedResourceName (feature gate DRAExtendedResource):"
                 f" pods cannot request {each.extended_resource}; claims can name the class"
             )
     return 1 if undone else 0
@@ -129,21 +118,22 @@ def _prune(rest: "RestClient", plans: Sequence[ClassPlan], dry_run: bool) -> int
     claims = rest.list(paths.resource_claims())["items"] if unused else []
     templates = rest.list(f"{paths.RESOURCE_API}/resourceclaimtemplates")["items"] if unused else []
     for each in unused:
-        named_by = users(each.name, claims, templates)
+        named_by = users(each.device_class, claims, templates)
         metadata = (each.present or {})["metadata"]
         if named_by:
-            print(
-                f"{each.name}: kept: {named_by[0]} names it{f', and {len(named_by) - 1} more' if named_by[1:] else ''}"
-            )
+            more = f", and {len(named_by) - 1} more" if named_by[1:] else ""
+            print(f"{each.device_class}: kept: {named_by[0]} names it{more}")
             continue
         try:
             if not dry_run:
                 rest.delete(
-                    f"{paths.device_classes()}/{each.name}", metadata.get("uid"), metadata.get("resourceVersion")
+                    f"{paths.device_classes()}/{each.device_class}",
+                    metadata.get("uid"),
+                    metadata.get("resourceVersion"),
                 )
         except KubernetesApiError as error:
             undone += 1
-            print(f"{each.name}: {error}")
+            print(f"{each.device_class}: {error}")
             continue
-        print(f"{each.name}: {'would be deleted' if dry_run else 'deleted'}")
+        print(f"{each.device_class}: {'would be deleted' if dry_run else 'deleted'}")
     return 1 if undone else 0

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, convert, field
 
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
@@ -14,9 +14,17 @@ DrainResult = Literal["unfinished", "done", "failed", "interrupted"]
 _FORMS: Final = {"whole": "whole GPU", "partition": "partition", "share": "share", "admin": "admin access"}
 
 
+class NotEvicted(Struct, frozen=True, kw_only=True, rename=camel):
+    """``pod`` is ``namespace/name``."""
+
+    pod: str
+    reason: str
+
+
 class DrainReport(Struct, kw_only=True):
     """Progress of the command, correct after each step. ``gpus`` are UUIDs.
 
+    ``items`` are the claims that use the GPUs. ``refusals`` are reasons by ``namespace/name`` of the pod.
     ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
     """
 
@@ -26,9 +34,9 @@ class DrainReport(Struct, kw_only=True):
     gpus: tuple[str, ...] = ()
     annotation: str | None = None
     tainted: bool = False
-    holders: tuple[DeviceHolder, ...] = ()
+    items: tuple[DeviceHolder, ...] = ()
     evicted: list[str] = field(default_factory=list)
-    not_evicted: dict[str, str] = field(default_factory=dict)
+    refusals: dict[str, str] = field(default_factory=dict)
     free: bool | None = None
     detached: bool | None = None
     detach_asked: bool = False
@@ -37,6 +45,10 @@ class DrainReport(Struct, kw_only=True):
     message: str = ""
     next_steps: tuple[str, ...] = ()
     only: tuple[str, ...] = ()
+
+    @property
+    def not_evicted(self) -> list[NotEvicted]:
+        return [NotEvicted(pod=pod, reason=why) for pod, why in self.refusals.items()]
 
     @property
     def undo(self) -> str:
@@ -66,13 +78,6 @@ class DrainHolder(Struct, frozen=True, kw_only=True, rename=camel):
     users: Sequence[str]
 
 
-class NotEvicted(Struct, frozen=True, kw_only=True, rename=camel):
-    """``pod`` is ``namespace/name``."""
-
-    pod: str
-    reason: str
-
-
 class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
     """The result of ``command``: drain, undrain or gpu. ``items`` are the claims that use the GPUs."""
 
@@ -94,43 +99,12 @@ class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
 
 
 def document_of(report: DrainReport) -> DrainDocument:
-    return DrainDocument(
-        command=report.command,
-        node=report.node,
-        driver=report.driver,
-        result=report.result,
-        dry_run=report.dry_run,
-        message=report.message,
-        gpus=report.gpus,
-        annotation=report.annotation,
-        tainted=report.tainted,
-        free=report.free,
-        detached=report.detached,
-        items=[_holder(each) for each in report.holders],
-        evicted=tuple(report.evicted),
-        not_evicted=[NotEvicted(pod=pod, reason=why) for pod, why in report.not_evicted.items()],
-        next_steps=report.next_steps,
-    )
-
-
-def _holder(holder: DeviceHolder) -> DrainHolder:
-    return DrainHolder(
-        namespace=holder.namespace,
-        claim=holder.claim,
-        gpu=holder.gpu,
-        device=holder.device,
-        form=holder.form,
-        extended_resource=holder.extended,
-        pods=[
-            DrainPod(name=pod.name, uid=pod.uid, controller=pod.controller, ending=pod.ending) for pod in holder.pods
-        ],
-        users=tuple(holder.users),
-    )
+    return convert(report, DrainDocument, from_attributes=True)
 
 
 def line(holder: DeviceHolder) -> str:
     """Return ``gpu-0-mig-1g10gb-19-0 (partition): claim team-a/train, pod train-0 (Job/train)``."""
-    form = f"{_FORMS[holder.form]}{', extended resource' if holder.extended else ''}"
+    form = f"{_FORMS[holder.form]}{', extended resource' if holder.extended_resource else ''}"
     pods = [f"pod {pod.name}{f' ({pod.controller})' if pod.controller else ''}" for pod in holder.pods]
     users = [*pods, *holder.users] or ["no pod"]
     return f"{holder.device} ({form}): claim {holder.namespace}/{holder.claim}, {', '.join(users)}"

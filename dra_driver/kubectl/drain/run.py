@@ -13,10 +13,11 @@ from dra_driver.core import errors
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX_LENGTH, DrainRequest, clean
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.request_rights import AccessRight
 from dra_driver.core.text import counted
-from dra_driver.kube.evictions import causes_text, create_eviction
+from dra_driver.kube.evictions import Creator, causes_text, create_eviction
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
-from dra_driver.kube.rights import NeededRight, Reviewer, missing
+from dra_driver.kube.rights import missing
 from dra_driver.kubectl.drain.report import DrainReport, Say, line
 from dra_driver.kubectl.drain.view import DeviceHolder, DrainApi, DrainWait, HolderPod, NodeView, selected
 
@@ -99,7 +100,7 @@ class DrainRun:
 
     def _preview(self, holders: tuple[DeviceHolder, ...]) -> None:
         self._show(holders)
-        self._report.holders, self._report.result = holders, "done"
+        self._report.items, self._report.result = holders, "done"
         pods = {pod.uid: pod for one in holders if one.counts for pod in one.pods if pod.found and not pod.ending}
         for pod in pods.values() if self._options.evict else ():
             self._say(f"would not evict: pod {pod.label}: {pod.kept}" if pod.kept else f"would evict: pod {pod.label}")
@@ -156,7 +157,7 @@ class DrainRun:
         """Return whether two polls in a row found no holders: the scheduler can allocate before it sees the taint."""
         holders = self.view.holders(self._gpus, self.view.gpus(), force=self._options.force)
         self._show(holders)
-        self._report.holders = holders
+        self._report.items = holders
         held = [holder for holder in holders if holder.counts]
         self._free_looks = 0 if held else self._free_looks + 1
         if self._options.evict:
@@ -194,17 +195,17 @@ class DrainRun:
             self._refused(pod, causes_text(error) or str(error))
         else:
             self._report.evicted.append(pod.label)
-            self._report.not_evicted.pop(pod.label, None)
+            self._report.refusals.pop(pod.label, None)
             self._say(f"evicted: pod {pod.label}")
         self._asked_at[pod.uid] = self._patience.now + after_s
 
     def _refused(self, pod: HolderPod, why: str) -> None:
-        if self._report.not_evicted.get(pod.label) != why:
+        if self._report.refusals.get(pod.label) != why:
             self._say(f"not evicted: pod {pod.label}: {why}")
-        self._report.not_evicted[pod.label] = why
+        self._report.refusals[pod.label] = why
 
     def _still_held(self) -> str:
-        held = [holder for holder in self._report.holders if holder.counts]
+        held = [holder for holder in self._report.items if holder.counts]
         shown = ", ".join(f"{one.namespace}/{one.claim} ({one.device})" for one in held[:8])
         hint = "" if self._options.evict else "; --evict evicts their pods"
         return (
@@ -213,7 +214,7 @@ class DrainRun:
 
 
 def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
-    admin = sorted({pod.label for holder in report.holders if not holder.counts for pod in holder.pods})
+    admin = sorted({pod.label for holder in report.items if not holder.counts for pod in holder.pods})
     found = [f"end these pods with admin access before a reset or unload: {', '.join(admin)}"] if admin else []
     if options.detaches:
         found.append(
@@ -359,26 +360,26 @@ class MissingRightsError(DraError):
     """The user lacks permissions; the message names each of them."""
 
 
-EVICT: Final = NeededRight(verb="create", resource="pods", subresource="eviction")
+EVICT: Final = AccessRight(verb="create", resource="pods", subresource="eviction", namespaced=True)
 
 
-def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[NeededRight, ...]:
+def needed_rights(node: str, *, reads_events: bool, reads_holders: bool = True) -> tuple[AccessRight, ...]:
     """Permissions that a drain or undrain of ``node`` needs."""
     group = "resource.k8s.io"
     found = [
-        NeededRight(verb="get", resource="nodes", name=node),
-        NeededRight(verb="patch", resource="nodes", name=node),
-        NeededRight(verb="list", resource="resourceslices", group=group, cluster_wide=True),
+        AccessRight(verb="get", resource="nodes", name=node),
+        AccessRight(verb="patch", resource="nodes", name=node),
+        AccessRight(verb="list", resource="resourceslices", group=group),
     ]
     if reads_holders:
-        found.append(NeededRight(verb="list", resource="resourceclaims", group=group))
-        found.append(NeededRight(verb="list", resource="pods"))
+        found.append(AccessRight(verb="list", resource="resourceclaims", group=group, namespaced=True))
+        found.append(AccessRight(verb="list", resource="pods", namespaced=True))
     if reads_events:
-        found.append(NeededRight(verb="list", resource="events", namespace="default"))
+        found.append(AccessRight(verb="list", resource="events", namespace="default", namespaced=True))
     return tuple(found)
 
 
-def check_rights(api: Reviewer, rights: Sequence[NeededRight], optional: Sequence[NeededRight] = ()) -> None:
+def check_rights(api: Creator, rights: Sequence[AccessRight], optional: Sequence[AccessRight] = ()) -> None:
     """Raise MissingRightsError unless the user has ``rights``; its message includes missing ``optional`` ones."""
     if not (lacking := missing(api, rights)):
         return

@@ -185,7 +185,7 @@ class DeviceHolder(Struct, frozen=True, kw_only=True):
     gpu: str
     device: str
     form: HeldForm
-    extended: bool
+    extended_resource: bool
     pods: tuple[HolderPod, ...]
     users: tuple[str, ...] = ()
 
@@ -242,7 +242,7 @@ def holders_of(
                 gpu=parent_name(result.device) or "?",
                 device=result.device or "?",
                 form=_form(result),
-                extended=metadata.annotations.get(EXTENDED_CLAIM) == "true",
+                extended_resource=metadata.annotations.get(EXTENDED_CLAIM) == "true",
                 pods=holder_pods,
                 users=tuple(f"{user.resource}/{user.name}" for user in users),
             )

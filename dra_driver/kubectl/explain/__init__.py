@@ -6,9 +6,8 @@ from dra_driver.kubectl.explain.explanation import explain, explain_pods
 from dra_driver.kubectl.explain.manifests import pods_in, with_defaults, with_taint_rules
 from dra_driver.kubectl.explain.queueing import WORKLOADS
 from dra_driver.kubectl.explain.report import Answer, Explanation, ExplanationList, render
-from dra_driver.kubectl.explain.subject import Subject, claim_subject, pod_subject, subject_of, subject_of_claim
+from dra_driver.kubectl.explain.subject import claim_subject, pod_subject, subject_of, subject_of_claim
 from dra_driver.kubectl.explain.waiting import (
-    WaitingList,
     check_queue,
     explain_groups,
     owner_groups,
@@ -16,31 +15,3 @@ from dra_driver.kubectl.explain.waiting import (
     waiting_groups,
     waiting_list,
 )
-
-__all__ = [
-    "WORKLOADS",
-    "Answer",
-    "Explanation",
-    "ExplanationList",
-    "SchedulerModel",
-    "Subject",
-    "WaitingList",
-    "check_queue",
-    "claim_subject",
-    "explain",
-    "explain_groups",
-    "explain_pods",
-    "gaps_that_matter",
-    "owner_groups",
-    "pod_subject",
-    "pods_in",
-    "render",
-    "render_waiting",
-    "scheduler_for",
-    "subject_of",
-    "subject_of_claim",
-    "waiting_groups",
-    "waiting_list",
-    "with_defaults",
-    "with_taint_rules",
-]

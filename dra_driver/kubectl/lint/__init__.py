@@ -3,24 +3,9 @@
 from dra_driver.kubectl.lint.finding import Finding, LintReport
 from dra_driver.kubectl.lint.manifest import (
     ManifestSource,
-    PlainDocument,
     collect,
     plain_documents,
     sources_from_objects,
 )
 from dra_driver.kubectl.lint.run import lint
 from dra_driver.kubectl.lint.scope import KnownObjects, known_from_catalog, known_from_cluster
-
-__all__ = [
-    "Finding",
-    "KnownObjects",
-    "LintReport",
-    "ManifestSource",
-    "PlainDocument",
-    "collect",
-    "known_from_catalog",
-    "known_from_cluster",
-    "lint",
-    "plain_documents",
-    "sources_from_objects",
-]

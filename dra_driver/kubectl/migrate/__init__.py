@@ -3,14 +3,3 @@
 from dra_driver.kubectl.migrate.ledger import InputDocument
 from dra_driver.kubectl.migrate.report import Migration, as_text, report_of, summary
 from dra_driver.kubectl.migrate.translation import MigrateOptions, Translation, translate
-
-__all__ = [
-    "InputDocument",
-    "MigrateOptions",
-    "Migration",
-    "Translation",
-    "as_text",
-    "report_of",
-    "summary",
-    "translate",
-]

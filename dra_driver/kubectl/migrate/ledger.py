@@ -225,13 +225,13 @@ class MigrationNote(Struct, frozen=True, kw_only=True):
     """Outcome of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
 
     outcome: FieldOutcome
-    source: str
+    file: str
     document: int
     line: int
-    subject: str
+    object: str
     path: Path
     value: str
-    text: str
+    message: str
 
     @property
     def field(self) -> str:
@@ -274,13 +274,13 @@ class Ledger:
         self._notes.append(
             MigrationNote(
                 outcome=outcome,
-                source=document.source,
+                file=document.source,
                 document=document.number,
                 line=document.line_of(path),
-                subject=document.label,
+                object=document.label,
                 path=path,
                 value=_shown(at(document.value, *path)),
-                text=text,
+                message=text,
             )
         )
 

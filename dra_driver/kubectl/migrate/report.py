@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, convert
 
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import printable
@@ -79,32 +79,20 @@ def report_of(translation: Translation) -> MigrationReport:
         outcomes={str(outcome): count for outcome, count in counts(translation).items()},
         problems=tuple(translation.problems),
         hints=tuple(translation.hints),
-        items=[
-            FieldNote(
-                outcome=str(note.outcome),
-                file=note.source,
-                document=note.document,
-                line=note.line,
-                object=note.subject,
-                field=note.field,
-                value=note.value,
-                message=note.text,
-            )
-            for note in translation.notes
-        ],
+        items=convert(translation.notes, list[FieldNote], from_attributes=True),
     )
 
 
 def _by_document(notes: Sequence[MigrationNote]) -> list[str]:
     documents: defaultdict[tuple[str, str], list[MigrationNote]] = defaultdict(list)
     for note in notes:
-        documents[note.source, note.subject].append(note)
+        documents[note.file, note.object].append(note)
     lines = []
     for (source, subject), found in documents.items():
         lines.append(f"  {source}: {subject}")
         said: defaultdict[str, list[MigrationNote]] = defaultdict(list)
         for note in found:
-            said[note.text].append(note)
+            said[note.message].append(note)
         for text, same in said.items():
             if text == UNCHANGED:
                 lines.append(f"    {_several(len(same), 'other field', 'other fields')}: {UNCHANGED}")

@@ -355,7 +355,7 @@ def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation
         )
     if any(value.get("kind") not in {"ResourceQuota", "LimitRange"} for _, value in found.workloads):
         hints += [_TOLERATIONS, _COMMENTS]
-    waiting = {(note.source, note.document) for note in found.notes if keeps_labels(note.path, note.text)}
+    waiting = {(note.file, note.document) for note in found.notes if keeps_labels(note.path, note.message)}
     if waiting:
         hints.append(f"{len(waiting)} {'workload keeps' if len(waiting) == 1 else 'workloads keep'} {_LABELS_KEPT}")
     if found.could_stay and not keep:

@@ -10,6 +10,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import fields
 
 from dra_driver.core.document import JsonDocument, camel
+from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import printable
 from dra_driver.core.wire import from_wire
 from dra_driver.kube.devices import HeldClaim, held_claim
@@ -272,6 +273,14 @@ def _use(claim: _Claim, device: _Device, node: str) -> ClaimDeviceUse:
 def text(value: object) -> str:
     """Return a name on one line, cut; "" for a value of another type."""
     return printable(value[:MAX_NAME]) if isinstance(value, str) else ""
+
+
+def amount_in(value: object) -> int | None:
+    """Return a quantity as a whole number; None for a value of another form."""
+    try:
+        return Quantity.parse(str(value)).as_int() if isinstance(value, str | int) else None
+    except ValueError:
+        return None
 
 
 def _ratio(percent: float | None) -> float | None:

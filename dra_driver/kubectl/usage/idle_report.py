@@ -12,10 +12,9 @@ from msgspec.structs import replace
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.model.usage import Profile, fit
-from dra_driver.core.quantity import Quantity
 from dra_driver.kube.published import names
 from dra_driver.kube.shapes import read_all
-from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, Held, text
+from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, Held, amount_in, text
 
 
 class UsageFinding(Enum):
@@ -157,7 +156,7 @@ def sizes_in(slices: Iterable[object], lost: Callable[[str], None]) -> Callable[
     profiles: dict[tuple[str, str], dict[str, Profile]] = {}
     for spec in (item.spec for item in read_all(_Slice, slices, lost)):
         for device in read_all(_Device, spec.devices, lost):
-            node, size = device.node_name or spec.node_name, _bytes_of(device.capacity.memory.value)
+            node, size = device.node_name or spec.node_name, amount_in(device.capacity.memory.value)
             if not size:
                 continue
             memory[node, device.name] = size
@@ -173,10 +172,3 @@ def sizes_in(slices: Iterable[object], lost: Callable[[str], None]) -> Callable[
         )
 
     return size_of
-
-
-def _bytes_of(value: object) -> int | None:
-    try:
-        return Quantity.parse(str(value)).as_int() if isinstance(value, str | int) else None
-    except ValueError:
-        return None

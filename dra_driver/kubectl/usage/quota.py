@@ -12,9 +12,8 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.document import JsonDocument, camel
-from dra_driver.core.quantity import Quantity
 from dra_driver.kube.shapes import MetadataPart
-from dra_driver.kubectl.usage.device_use import text
+from dra_driver.kubectl.usage.device_use import amount_in, text
 
 DEVICES: Final = ".deviceclass.resource.k8s.io/devices"
 CLAIMS: Final = "count/resourceclaims.resource.k8s.io"
@@ -115,7 +114,7 @@ def rows(
     for quota in quotas:
         namespace = text(quota.metadata.namespace)
         for limit, amount in quota.spec.hard.items():
-            count, is_class = _count(amount), limit.endswith(DEVICES)
+            count, is_class = amount_in(amount), limit.endswith(DEVICES)
             if count is None or not (is_class or limit in wanted):
                 continue
             device_class = limit.removesuffix(DEVICES) if is_class else ""
@@ -126,7 +125,7 @@ def rows(
                     limit=text(limit),
                     device_class=text(device_class),
                     hard=count,
-                    used=(used := _count(quota.status.used.get(limit))),
+                    used=(used := amount_in(quota.status.used.get(limit))),
                     left=None if used is None else max(0, count - used),
                     idle=None if idle is None or not is_class else idle.get((namespace, device_class), 0),
                 )
@@ -161,10 +160,3 @@ def classes_held(claim: CountedClaim) -> list[str]:
         for result in claim.status.allocation.devices.results
         if not result.admin_access
     ]
-
-
-def _count(amount: object) -> int | None:
-    try:
-        return Quantity.parse(str(amount)).as_int() if isinstance(amount, str | int) else None
-    except ValueError:
-        return None

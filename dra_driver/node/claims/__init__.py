@@ -8,15 +8,3 @@ from dra_driver.node.claims.entry import AssignedDevice, Entry
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.waiting import GpuLocks, PrepareGate
 from dra_driver.node.claims.workflow.service import Claims, ClaimService, open_claims
-
-__all__ = [
-    "AssignedDevice",
-    "ClaimService",
-    "Claims",
-    "Entry",
-    "GpuLocks",
-    "HardwareDependencies",
-    "Journal",
-    "PrepareGate",
-    "open_claims",
-]

@@ -21,23 +21,6 @@ from dra_driver.node.claims.journal.gpu_notes import BACKUPS_FOLDER
 from dra_driver.node.claims.journal.schema import SCHEMA_VERSION
 from dra_driver.node.claims.processes import BOOT_ID, living_runs, read_boot_id
 
-__all__ = [
-    "BOOT_ID",
-    "AssignedDevice",
-    "Entry",
-    "GpuNote",
-    "GpuStateBackup",
-    "JournalContent",
-    "OrphanedPartition",
-    "State",
-    "living_runs",
-    "read_backups",
-    "read_boot_id",
-    "read_journal",
-    "read_names",
-]
-
-
 MOST_BYTES: Final = 256 * 2**20
 """The journal of a node has some hundred KiB and a log of 2 MiB; larger files are not copied."""
 _BUSY_S: Final = 5.0

@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -22,6 +22,7 @@ from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.files import ChangedFile, lock_file, replace_file
 from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.model.usage_findings import UsageFindings
+from dra_driver.hardware.gpu.backend import UsageSource
 from dra_driver.node.usage.assignments import FILE, MAX_BYTES, decode
 from dra_driver.node.usage.sources import Unread
 from dra_driver.node.usage.values import Assignments
@@ -97,18 +98,10 @@ SAMPLE_S: Final = 3.0
 """The driver keeps 72 samples of processes, about ten seconds: between two reads, shorter use would be lost."""
 
 
-class UsageBackend(Protocol):
-    """Subset of ``gpu.backend.Backend`` and ``UsageSource`` that the exporter uses."""
-
-    def close(self) -> None: ...
-    def usage(self) -> tuple[GpuUsage, ...]: ...
-    def sample(self) -> None: ...
-
-
 class UsageGpus:
     """Reads GPU usage. Of one thread. ``is_open``: this process may use the driver. ``lock`` is the lock file."""
 
-    def __init__(self, backend: UsageBackend, lock: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, backend: UsageSource, lock: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._backend, self._lock, self._clock = backend, lock, clock
         self._sampled_s = 0.0
         self.is_open = False

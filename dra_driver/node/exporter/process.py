@@ -22,13 +22,13 @@ from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.model.usage import GpuUsage
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
+from dra_driver.hardware.gpu.backend import UsageSource
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
-from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageBackend, UsageGpus
+from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
 from dra_driver.node.usage.answers import Judged, document, families
 from dra_driver.node.usage.join import join
@@ -151,27 +151,13 @@ SIMULATED_USAGE: Final = "simulated-usage.json"
 """Files of the node process in the driver's directory."""
 
 
-class SimulatedGpus:
-    def __init__(self, usage: SimulatedUsage) -> None:
-        self._usage = usage
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-    def sample(self) -> None:
-        self._usage.sample()
-
-    def usage(self) -> tuple[GpuUsage, ...]:
-        return self._usage.usage()
-
-
-def choose(settings: ExporterSettings, plugin_dir: Path) -> UsageBackend:
+def choose(settings: ExporterSettings, plugin_dir: Path) -> UsageSource:
     """The GPUs of the settings. Raises ConfigurationError for a spec that cannot be read."""
     if settings.simulate is not None:
         gpus = SimulatedBackend.from_spec(
             settings.simulate, settings.node_name, state_file=plugin_dir / SIMULATED_STATE
         )  # fmt: skip
-        return SimulatedGpus(SimulatedUsage(gpus, plugin_dir / SIMULATED_USAGE, proc=Path(settings.proc_dir)))
+        return SimulatedUsage(gpus, plugin_dir / SIMULATED_USAGE, proc=Path(settings.proc_dir))
     from dra_driver.hardware.driver_root.search import Detector  # noqa: PLC0415 - simulated GPUs do not need it
     from dra_driver.hardware.gpu.nvml.usage import NvmlUsage  # noqa: PLC0415 - same
 

@@ -4,19 +4,4 @@ here."""
 from dra_driver.node.policy.folder import PolicyFile, read_file, read_folder
 from dra_driver.node.policy.policy_set import MAX_POLICIES, PolicyObject, examine, kept
 from dra_driver.node.policy.resolve import resolve, survey
-from dra_driver.node.policy.source import PolicySets, PolicySource, policy_outcomes
-
-__all__ = [
-    "MAX_POLICIES",
-    "PolicyFile",
-    "PolicyObject",
-    "PolicySets",
-    "PolicySource",
-    "examine",
-    "kept",
-    "policy_outcomes",
-    "read_file",
-    "read_folder",
-    "resolve",
-    "survey",
-]
+from dra_driver.node.policy.source import PolicySource, policy_outcomes

@@ -63,7 +63,6 @@ from dra_driver.node.process.operation_rules import (
     REBOOT,
     asks_for_reset,
     describe_modes,
-    find_gpu,
     may_reset_again,
     other_manager,
     reading_of,
@@ -389,7 +388,7 @@ class GpuOperations:
         return True
 
     def _find(self, snapshot: Snapshot, uuid: GpuUuid, operation: Operation) -> Gpu | None:
-        found = find_gpu(snapshot, uuid)
+        found = snapshot.gpu_by_uuid(uuid)
         return self._seen_gpus.get(uuid) if found is None and operation is Operation.RESET else found
 
     def _why_refused(self, gpu: Gpu, record: OperationRecord) -> str | None:
@@ -499,7 +498,7 @@ class GpuOperations:
                 answer = tools.control.request_mig_mode(gpu, wanted)
             except HardwareError as error:
                 raise _FailedError(str(error)) from error
-        found = find_gpu(tools.inventory.current(), gpu)
+        found = tools.inventory.current().gpu_by_uuid(gpu)
         if answer is ModeAnswer.DONE:
             self._save(gpu, replace(record, step=Step.VERIFYING))
             return
@@ -636,7 +635,7 @@ class GpuOperations:
         tools = self._tools
         if phase := tools.detach_phase():
             return phase
-        found = find_gpu(tools.inventory.current(), gpu)
+        found = tools.inventory.current().gpu_by_uuid(gpu)
         modes = tools.control.mig_modes(gpu) if found is not None and found.mig_capable else None
         pair = None if modes is None else (modes.current, modes.pending)
         reading = reading_of(tools.readings(), gpu)
@@ -688,7 +687,7 @@ class GpuOperations:
         return 0.0
 
     def _find_now(self, gpu: GpuUuid) -> Gpu | None:
-        return find_gpu(self._tools.inventory.current(), gpu)
+        return self._tools.inventory.current().gpu_by_uuid(gpu)
 
     def _block(self, gpu: GpuUuid, record: OperationRecord, why: str) -> None:
         self._tools.gate.open(by=GATE)

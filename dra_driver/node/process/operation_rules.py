@@ -7,7 +7,7 @@ NVML_FI_DEV_GET_GPU_RECOVERY_ACTION.
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
-from dra_driver.core.model.gpu import Gpu, Snapshot
+from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.gpu_operation import Operation
 from dra_driver.core.model.health import HealthReading, RecoveryAction
 from dra_driver.core.model.terms import GpuTerms
@@ -150,10 +150,6 @@ def describe_modes(modes: tuple[bool, bool] | None) -> str:
         return "unknown"
     now, pending = ("on" if each else "off" for each in modes)
     return now if now == pending else f"{now} and pending {pending}"
-
-
-def find_gpu(snapshot: Snapshot, uuid: str) -> Gpu | None:
-    return next((gpu for gpu in snapshot.gpus if gpu.uuid == uuid), None)
 
 
 def reading_of(readings: Iterable[HealthReading], uuid: str) -> HealthReading | None:

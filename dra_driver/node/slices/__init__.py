@@ -6,16 +6,3 @@ from dra_driver.node.slices.gates import ApiServerFeatures
 from dra_driver.node.slices.layout import split
 from dra_driver.node.slices.publisher import Publisher
 from dra_driver.node.slices.untrusted_slice import OtherPool
-
-__all__ = [
-    "ApiServerFeatures",
-    "Built",
-    "OtherPool",
-    "PoolIdentity",
-    "Publisher",
-    "SliceBody",
-    "build_devices",
-    "compute_writes",
-    "pool_name",
-    "split",
-]

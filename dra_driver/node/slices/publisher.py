@@ -12,7 +12,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection
-from typing import Literal, Protocol
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, ServerBusyError
@@ -23,6 +22,7 @@ from dra_driver.core.text import listed
 from dra_driver.core.worker import Worker
 from dra_driver.kube import paths
 from dra_driver.kube.discovery import server_version
+from dra_driver.kube.events import Recorder
 from dra_driver.kube.objects.core import ObjectReference
 from dra_driver.kube.reflector import NewestVersion, Reflector, ReflectorChange
 from dra_driver.kube.rest import RestClient
@@ -107,12 +107,6 @@ class Schedule:
 SHOWN = 4  # of a list that may be long
 
 
-class NodeEventRecorder(Protocol):
-    """Subset of ``kube.events.EventRecorder`` that this module uses."""
-
-    def record(self, about: ObjectReference, kind: Literal["Normal", "Warning"], reason: str, message: str) -> None: ...
-
-
 class Publisher:
     """Call ``start`` and ``stop`` once, from one owner; everything else from any thread."""
 
@@ -123,7 +117,7 @@ class Publisher:
         node: str,
         *,
         features: FeatureWatch | None = None,
-        recorder: NodeEventRecorder | None = None,
+        recorder: Recorder | None = None,
         schedule: Schedule | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -150,7 +144,7 @@ class Publisher:
         rest: RestClient,
         driver: str,
         node: str,
-        recorder: NodeEventRecorder | None = None,
+        recorder: Recorder | None = None,
         *,
         lists: bool = False,
     ) -> "Publisher":

@@ -8,13 +8,12 @@ damaged; the exporter keeps the last valid one.
 from datetime import UTC, datetime
 from typing import Annotated, Final
 
-from msgspec import DecodeError, Meta, Struct, json
+from msgspec import Meta, Struct
 
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_findings import Name, Time
-from dra_driver.core.wire import from_wire
+from dra_driver.core.wire import from_file
 from dra_driver.node.usage.values import (
     MAX_CLAIMS,
     MAX_DEVICES,
@@ -50,19 +49,7 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
 
 def decode(content: bytes) -> Assignments:
     """Decode the file. Raises ConfigurationError, with the reason, for other content."""
-    if len(content) > MAX_BYTES:
-        raise ConfigurationError(f"{FILE} has {len(content)} bytes, expected at most {MAX_BYTES}")
-    try:
-        document = json.decode(content)
-    except (DecodeError, RecursionError) as error:
-        raise ConfigurationError(f"{FILE} is not JSON: {error}") from error
-    version = document.get("version") if isinstance(document, dict) else None
-    if version != VERSION:
-        raise ConfigurationError(f"{FILE} has version {str(version)[:20]!r}, expected {VERSION}")
-    try:
-        file = from_wire(_File, document)
-    except ValueError as error:
-        raise ConfigurationError(f"{FILE}: {error}") from error
+    file = from_file(_File, content, FILE, version=VERSION, max_bytes=MAX_BYTES)
     detached = None
     if file.detached is not None:
         reported = file.detached if isinstance(file.detached, str) else ""

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
+from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage, busiest
 from dra_driver.core.model.usage_findings import UsingPod
 from dra_driver.node.usage.sources import LogIndex, Look, PodClaims, ProcessFacts, Unread
 from dra_driver.node.usage.values import (
@@ -34,7 +34,6 @@ from dra_driver.node.usage.values import (
     JoinedUsage,
     Knows,
     SeenProcess,
-    busiest,
     total,
 )
 

@@ -18,7 +18,8 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, busiest, step_s, total
+from dra_driver.core.model.usage import busiest
+from dra_driver.node.usage.values import AssignedUse, Basis, DeviceUse, GpuUse, JoinedUsage, step_s, total
 from dra_driver.node.usage.watchdog import device_used
 
 

@@ -180,12 +180,6 @@ def total(values: Iterable[int | None]) -> int | None:
     return None if None in known else sum(value for value in known if value is not None)
 
 
-def busiest(percents: Iterable[int | None]) -> int | None:
-    """The highest; None if one is unknown and the rest are 0."""
-    known = list(percents)
-    return max((each or 0 for each in known), default=0) or (None if None in known else 0)
-
-
 def began(now: datetime, observed_s: float) -> datetime:
     """In whole seconds."""
     return (now - timedelta(seconds=observed_s)).replace(microsecond=0)

@@ -2,7 +2,7 @@
 
 from dra_driver.scheduler.allocation.allocator import AllocationOutcome, Allocator, Question
 from dra_driver.scheduler.allocation.capacity import amount, consumption, nano, shortage
-from dra_driver.scheduler.allocation.devices import NO_USE, PoolDevice, PoolKey, PoolSlice, allocated_devices, pool_uses
+from dra_driver.scheduler.allocation.devices import NO_USE, PoolDevice, PoolKey, PoolSlice, pool_uses
 from dra_driver.scheduler.allocation.events import (
     CapacityShort,
     Cause,
@@ -15,8 +15,6 @@ from dra_driver.scheduler.allocation.events import (
     NotOnNode,
     NotSelected,
     PoolLeftOut,
-    Rejection,
-    SearchRecorder,
     Tainted,
     guarded,
 )
@@ -46,54 +44,3 @@ from dra_driver.scheduler.allocation.scheduler_quirks import (
     SchedulerQuirks,
 )
 from dra_driver.scheduler.allocation.state import Limits
-
-__all__ = [
-    "EXTENDED_CLAIM_ANNOTATION",
-    "MAX_DEVICES",
-    "MAX_PODS",
-    "NO_USE",
-    "V1_34",
-    "V1_35",
-    "V1_36",
-    "V1_37",
-    "AllocationOutcome",
-    "Allocator",
-    "CapacityShort",
-    "Cause",
-    "ConstraintBroken",
-    "CounterShort",
-    "DeviceId",
-    "Event",
-    "ExtendedClaim",
-    "GateOff",
-    "InUse",
-    "Limits",
-    "NodeUsage",
-    "NotOnNode",
-    "NotSelected",
-    "Pool",
-    "PoolDevice",
-    "PoolKey",
-    "PoolLeftOut",
-    "PoolSlice",
-    "Question",
-    "Rejection",
-    "SchedulerFeatures",
-    "SchedulerQuirks",
-    "SearchRecorder",
-    "Tainted",
-    "allocated_devices",
-    "amount",
-    "consumption",
-    "extended_claim",
-    "guarded",
-    "nano",
-    "node_matches",
-    "pool_uses",
-    "resource_classes",
-    "shortage",
-    "unfit_reason",
-    "unmodelled_constraints",
-    "untolerated",
-    "usage_by_node",
-]

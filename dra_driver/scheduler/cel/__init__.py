@@ -7,21 +7,3 @@ from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_ref
 from dra_driver.scheduler.cel.cost import COST_LIMIT
 from dra_driver.scheduler.cel.program import MAX_LENGTH, DeviceView, Expression, Program, compile_selector, value_of
 from dra_driver.scheduler.cel.signatures import FUNCTION_GATE, FUNCTION_SINCE, LACKS_BEFORE_1_36, LACKS_NONE
-
-__all__ = [
-    "COST_LIMIT",
-    "FUNCTION_GATE",
-    "FUNCTION_SINCE",
-    "LACKS_BEFORE_1_36",
-    "LACKS_NONE",
-    "MAX_LENGTH",
-    "AttributeRefs",
-    "DeviceView",
-    "Expression",
-    "Program",
-    "compile_selector",
-    "find_attribute_refs",
-    "selector_budget",
-    "split_conjuncts",
-    "value_of",
-]

@@ -164,7 +164,7 @@ class NvmlBackend:
         self._node = Node(self._session, sysfs_root, self.listings, patience)
         self._events = mig_events(self._session, self._node.reading, self.listings.happened)
         self._health_events = HealthEvents(self._session, self._node.reading, self._node.is_whole)
-        self._health = HealthLooks(self._session, self._node, sysfs_root, patience)
+        self._health = HealthLooks(self._session, self._node, patience)
         self._feeling = threading.Lock()  # one health reading at a time; acquired as the lock below
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
         self._renewals = Renewals(self._session, dev_folder)

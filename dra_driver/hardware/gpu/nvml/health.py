@@ -13,7 +13,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Set
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
 from typing import Final, TypeVar
 
 import pynvml
@@ -149,9 +148,6 @@ def fabric_trouble(mask: int) -> str:
     return ", ".join(found)
 
 
-PCI_DEVICES = "bus/pci/devices"
-
-
 class _Seen(Struct):
     """State of one GPU. ``were_up``: NVLinks that were up in an earlier read, ``ends``: their remote ends (as
     `link_end`). ``due``: links that went down with MIG, here or at the remote end, and stayed
@@ -174,9 +170,8 @@ class _Seen(Struct):
 
 
 class HealthLooks:
-    def __init__(self, session: Session, node: Node, sysfs_root: str, patience: Patience) -> None:
+    def __init__(self, session: Session, node: Node, patience: Patience) -> None:
         self._session, self._node, self._patience = session, node, patience
-        self._pci_devices = Path(sysfs_root, PCI_DEVICES)
         self._reads: Reads[GpuUuid] = Reads()
         self._seen: dict[GpuUuid, _Seen] = {}  # outlives sessions
 
@@ -262,7 +257,6 @@ class HealthLooks:
         found: tuple[int, Exception | None] | None,
         peers_up: frozenset[int],
     ) -> HealthReading:
-        on_bus = self._is_on_bus(seen.bus_id)
         reason, hangs = self._why_unreachable(known, uuid, seen, found)
         if reason is not None:
             problem = found[1] if found is not None else None
@@ -274,14 +268,12 @@ class HealthLooks:
                 hangs=hangs,
                 passing=passing,
                 needs_reset=code == pynvml.NVML_ERROR_RESET_REQUIRED,
-                on_bus=on_bus,
             )
         vitals = seen.vitals
         pending, failed = vitals.rows or (None, None)
         answered, action = found is not None and found[1] is None, vitals.recovery_action
         return HealthReading(
             gpu_uuid=uuid,
-            on_bus=on_bus,
             # An outdated "none" would clear errors that came after it.
             recovery_action=action if answered or action is not RecoveryAction.NONE else None,
             rows_pending=pending,
@@ -306,12 +298,6 @@ class HealthLooks:
         if problem is None or not hangs:
             return None, False
         return self._node.call_lock(uuid).why_stuck(), True
-
-    def _is_on_bus(self, bus_id: str | None) -> bool | None:
-        """None where sysfs does not show PCI devices."""
-        if bus_id is None:
-            return None
-        return (self._pci_devices / bus_id).exists() or (False if self._pci_devices.is_dir() else None)
 
 
 def _drop_links(seen: _Seen) -> None:

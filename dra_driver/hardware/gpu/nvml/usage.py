@@ -10,7 +10,7 @@ nvmlGpmMigSampleGet fills a sample, nvmlGpmMetricsGet compares two samples of on
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from math import ceil
 from typing import Any, Final
@@ -20,7 +20,7 @@ from msgspec import Struct, field
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid, MigUuid
-from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
+from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage, busiest
 from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S
 from dra_driver.hardware.gpu.nvml.call_locks import NoAnswerError, Reads
 from dra_driver.hardware.gpu.nvml.errors import attempt, describe, driver_call, required
@@ -234,9 +234,9 @@ class Utilisation:
             self._device.append((_percent(rates.gpu), _percent(rates.memory)))
         engines = [attempt(getattr(pynvml, name), handle, absent=_NO_ENGINE) for name in ENGINES]
         percents = [None if failed else 0 if answer is None else _percent(answer[0]) for answer, failed in engines]
-        busy = _most([*self._device[-1], *percents] if rates is not None else [None, *percents])
+        busy = busiest([*self._device[-1], *percents] if rates is not None else [None, *percents])
         self._busy.append(busy)
-        if not self._add_processes(handle, busy, _most(percents[2:])):
+        if not self._add_processes(handle, busy, busiest(percents[2:])):
             self._is_unknown = True
 
     def _add_processes(self, handle: Handle, busy: int | None, rest: int | None) -> bool:
@@ -289,12 +289,6 @@ def _listed(function: str, handle: Handle, since_us: int) -> Sequence[Any]:
         if error.value in _NO_SAMPLES:
             return ()
         raise
-
-
-def _most(percents: Iterable[int | None]) -> int | None:
-    """Return the highest value; None if a value is unknown and the rest are 0."""
-    found = list(percents)
-    return max((each or 0 for each in found), default=0) or (None if None in found else 0)
 
 
 def _up(total: int, count: int) -> int:

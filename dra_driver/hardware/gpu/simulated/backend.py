@@ -145,11 +145,7 @@ class SimulatedHealth(SimulatedHardware):
 
 
 def _gone(gpu: Gpu) -> HealthReading:
-    return HealthReading(
-        gpu_uuid=gpu.uuid,
-        unreachable=f"GPU {gpu.uuid} is not on this node any more",
-        on_bus=None if gpu.pci_bus_id is None else True,
-    )
+    return HealthReading(gpu_uuid=gpu.uuid, unreachable=f"GPU {gpu.uuid} is not on this node any more")
 
 
 class SimulatedBackend(SimulatedHealth):

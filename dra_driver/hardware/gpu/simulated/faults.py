@@ -194,17 +194,15 @@ def reading_of(
 ) -> HealthReading:
     """The health of ``gpu``; None for values that its board does not report. ``unreachable``: why it is lost;
     ``unknown_links``: links that MIG took down (`links_shut`)."""
-    on_bus = None if gpu.pci_bus_id is None else True
     reason = unreachable or health.lost
     if reason is not None:
-        return HealthReading(gpu_uuid=gpu.uuid, unreachable=reason, hangs=health.hangs, on_bus=on_bus)
+        return HealthReading(gpu_uuid=gpu.uuid, unreachable=reason, hangs=health.hangs)
     retires = gpu.architecture in PAGES
     in_fabric = gpu.fabric is not None and gpu.fabric.state is FabricState.COMPLETED
     down = tuple(sorted(health.links_down - unknown_links))
     has_links = links_of(gpu) and not gpu.mig_enabled and (down or not unknown_links)
     return HealthReading(
         gpu_uuid=gpu.uuid,
-        on_bus=on_bus,
         recovery_action=health.recovery_action,
         rows_pending=None if retires else health.rows_pending,
         rows_failed=None if retires else health.rows_failed,

@@ -265,6 +265,9 @@ class SimulatedUsage:
     def sample(self) -> None:
         """Each sample covers all steps since the last one."""
 
+    def close(self) -> None:
+        """Nothing is open."""
+
     def usage(self) -> tuple[GpuUsage, ...]:
         snapshot = self._gpus.snapshot()
         uses, problems = read_uses(self._file)

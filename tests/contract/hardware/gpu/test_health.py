@@ -113,7 +113,7 @@ def test_a_healthy_node_is_read_by_uuid_with_what_each_board_reports(backend: Gp
     """Volta retires pages, later boards remap rows; only some have NVLinks that are always connected."""
     readings = backend.health_readings()
     assert [one.gpu_uuid for one in readings] == sorted(gpu.uuid for gpu in backend.snapshot().gpus)
-    healthy: dict[str, Any] = {"on_bus": True, "recovery_action": RecoveryAction.NONE}
+    healthy: dict[str, Any] = {"recovery_action": RecoveryAction.NONE}
     h100, l4, v100 = (sick(minor) for minor in (H100, L4, V100))
     assert h100.reading() == HealthReading(
         gpu_uuid=h100.uuid, rows_pending=False, rows_failed=False, links_down=(), fabric_unhealthy="", **healthy
@@ -214,7 +214,7 @@ def test_a_lost_gpu_is_unreachable_until_it_answers_again_and_the_others_are_rea
     ill = patient.backend.health_readings()
     assert [one.gpu_uuid for one in ill if one.unreachable] == [patient.uuid]
     lost = patient.reading()
-    assert lost == HealthReading(gpu_uuid=patient.uuid, unreachable=lost.unreachable, on_bus=True)
+    assert lost == HealthReading(gpu_uuid=patient.uuid, unreachable=lost.unreachable)
     assert [one for one in ill if one.unreachable is None] == [one for one in before if one.gpu_uuid != patient.uuid]
     patient.recover()
     assert patient.backend.health_readings() == before

@@ -21,7 +21,6 @@ from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from tests.contract.hardware.gpu.conftest import LONG_S, WAIT, Call, Patient, readers, until, waiting
 from tests.fakes.nvml import state as codes
 from tests.fakes.nvml.state import State
-from tests.fakes.nvml.sysfs import unbind_in_sysfs
 
 
 @pytest.fixture
@@ -230,7 +229,6 @@ def test_a_property_that_fails_once_keeps_its_value_and_a_gpu_that_fails_is_kept
 
 NEEDED = {"nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlInitWithFlags"}
 OF_FUNCTION = {
-    "nvmlDeviceGetPciInfo_v3": {"on_bus"},
     "nvmlDeviceGetFieldValues": {"recovery_action"},
     "nvmlDeviceGetRemappedRows": {"rows_pending", "rows_failed"},
     "nvmlDeviceGetRetiredPagesPendingStatus": {"pages_pending"},
@@ -305,7 +303,7 @@ def test_a_gpu_that_hangs_is_told_as_such_and_the_others_are_read(impatient: Nvm
 
     until(lambda: patient.reading().hangs and only_it_hangs())
     hanging = patient.reading()
-    assert hanging == HealthReading(gpu_uuid=patient.uuid, unreachable=hanging.unreachable, hangs=True, on_bus=True)
+    assert hanging == HealthReading(gpu_uuid=patient.uuid, unreachable=hanging.unreachable, hangs=True)
     assert "an NVML call has not returned" in (hanging.unreachable or "")
     impatient.snapshot()
     until(lambda: readers() == 1)
@@ -383,13 +381,6 @@ def test_links_are_unknown_while_the_mig_mode_was_never_read(patient: Patient, s
     assert patient.reading().links_down == ()
     state.inject("nvmlDeviceGetMigMode", codes.UNKNOWN)
     assert patient.reading().links_down == ()
-
-
-def test_a_gpu_that_was_removed_is_not_on_the_bus(patient: Patient, node: NodeSpec, tmp_path: Path) -> None:
-    assert patient.reading().on_bus is True
-    (tmp_path / "sys/bus/pci/devices" / str(node.gpus[0].gpu.pci_bus_id)).unlink()
-    assert patient.reading().on_bus is False
-    unbind_in_sysfs(tmp_path / "sys", str(node.gpus[0].gpu.pci_bus_id))
 
 
 @pytest.mark.parametrize(

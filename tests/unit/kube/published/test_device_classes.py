@@ -36,7 +36,7 @@ def foreign(offer: Offer, name: str = "") -> dict[str, Any]:
 
 
 def states(*classes: dict[str, Any]) -> dict[str, str]:
-    return {each.name: each.state for each in plan({MIG: 7, SHARED: 1}, classes, DRIVER)}
+    return {each.device_class: each.state for each in plan({MIG: 7, SHARED: 1}, classes, DRIVER)}
 
 
 def test_profiles_and_strategies_are_counted() -> None:

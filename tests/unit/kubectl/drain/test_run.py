@@ -129,9 +129,9 @@ def test_pods_are_evicted_as_budgets_allow() -> None:
     assert "--evict" not in str(failed.value)
     assert api.requests.count("evict b") == 3
     assert run.report.evicted == ["team/a"]
-    assert set(run.report.not_evicted) == {"team/b", "team/bare"}
+    assert set(run.report.refusals) == {"team/b", "team/bare"}
     assert len([text for text in run.said if "disruption budget web" in text]) == 1
-    assert "--force" in run.report.not_evicted["team/bare"]
+    assert "--force" in run.report.refusals["team/bare"]
     assert DETACH_ANNOTATION not in api.annotations, "not before the GPUs are free"
     del api.budgets["b"]
     again = Run(api, replace(ALL, evict=True, force=True)).drain()
@@ -154,7 +154,7 @@ def test_missing_eviction_permission_is_reported() -> None:
     run = Run(api, replace(ALL, evict=True), timeout_s=0.0)
     with pytest.raises(DrainFailedError):
         run.drain()
-    assert run.report.not_evicted == {"team/a": "no permission to create pods/eviction in namespace team"}
+    assert run.report.refusals == {"team/a": "no permission to create pods/eviction in namespace team"}
 
 
 def test_drain_waits_for_claim_allocated_during_tainting() -> None:

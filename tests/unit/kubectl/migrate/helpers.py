@@ -56,4 +56,4 @@ def policy(found: Translation, name: str) -> Any:
 
 def said(found: Translation, field: str) -> list[str]:
     """Return the report entries of a field, selected by the end of its path, with the outcome first."""
-    return [f"{note.outcome}: {note.text}" for note in found.notes if note.field.endswith(field)]
+    return [f"{note.outcome}: {note.message}" for note in found.notes if note.field.endswith(field)]

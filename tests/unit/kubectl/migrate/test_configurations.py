@@ -209,7 +209,7 @@ def test_a_layout_that_cannot_be_pinned_allows_its_profiles(devices: str, profil
     spec = policy(found, "mig-odd")
     assert spec["forms"] == {"whole": False, "migProfiles": profiles}
     assert spec["mig"] == {"mode": "WhenFree"}
-    assert any(why in note.text for note in found.notes if "mig-devices" in note.field)
+    assert any(why in note.message for note in found.notes if "mig-devices" in note.field)
 
 
 def test_a_compute_instance_is_explained_and_its_gpu_instance_is_offered() -> None:

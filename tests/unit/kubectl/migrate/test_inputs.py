@@ -30,7 +30,7 @@ def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
 
 def noted(found: Translation, document: InputDocument) -> dict[Path, str]:
     of = (document.source, document.label, document.number)
-    return {note.path: note.text for note in found.notes if (note.source, note.subject, note.document) == of}
+    return {note.path: note.message for note in found.notes if (note.file, note.object, note.document) == of}
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), TOGETHER])
@@ -83,7 +83,9 @@ def test_objects_that_come_out_pass_lint(names: tuple[str, ...]) -> None:
 
 def test_a_field_that_no_translator_knows_is_named() -> None:
     found = migrated("version: v1\nflags: {migStrategy: none, brandNew: {a: 1, b: 2}}\n")
-    assert [(note.field, note.text) for note in found.notes if note.text == UNKNOWN] == [("flags.brandNew", UNKNOWN)]
+    assert [(note.field, note.message) for note in found.notes if note.message == UNKNOWN] == [
+        ("flags.brandNew", UNKNOWN)
+    ]
 
 
 def test_a_list_is_its_items() -> None:
@@ -144,7 +146,7 @@ def test_a_count_that_is_a_template_stays_and_is_named() -> None:
     """Workflow engines have such manifests; the rest of the pod is translated."""
     found = migrated(POD.replace("nvidia.com/gpu: 1", "nvidia.com/gpu: '{{ .Values.gpus }}'"))
     assert found.workloads == []
-    assert any("render the template first" in note.text for note in found.notes)
+    assert any("render the template first" in note.message for note in found.notes)
 
 
 def test_tags_make_no_objects() -> None:

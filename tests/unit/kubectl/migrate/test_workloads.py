@@ -229,7 +229,7 @@ def test_alternatives_that_mix_nodes_and_gpus_stay() -> None:
     found = migrated(pod(container(gpu=1), affinity=affinity([ZONE], [HOPPER])))
     assert "affinity" in spec_of(found)
     assert "selectors" not in requests(found)[0]["exactly"]
-    assert any("mix GPU labels" in note.text for note in found.notes)
+    assert any("mix GPU labels" in note.message for note in found.notes)
 
 
 def test_preferences_become_alternatives_in_their_order() -> None:
@@ -250,7 +250,7 @@ def test_settings_for_nvidia_runtime_are_removed() -> None:
 def test_a_pod_that_sees_all_gpus_without_asking_stays_and_is_named() -> None:
     found = of_inputs("workloads")
     assert not any(value["metadata"]["name"] == "monitor" for _, value in found.workloads)
-    assert any("adminAccess" in note.text and note.subject == "DaemonSet monitor" for note in found.notes)
+    assert any("adminAccess" in note.message and note.object == "DaemonSet monitor" for note in found.notes)
 
 
 def test_pods_in_objects_of_other_kinds_are_found() -> None:

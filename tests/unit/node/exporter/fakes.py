@@ -27,7 +27,7 @@ class FakeProc:
 
 
 class FakeGpus:
-    """A UsageBackend that tests set; it counts how often it was closed."""
+    """A `UsageSource` that tests set; it counts how often it was closed."""
 
     def __init__(self, *readings: GpuUsage) -> None:
         self.readings = readings

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage import EnoughMemory, GpuUsage, InstanceUsage, Profile, fit
+from dra_driver.core.model.usage import EnoughMemory, GpuUsage, InstanceUsage, Profile, busiest, fit
 from dra_driver.kubectl.usage.device_use import decode
 from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document, families
 from dra_driver.node.usage.join import join
@@ -25,7 +25,6 @@ from dra_driver.node.usage.values import (
     JoinedUsage,
     Knows,
     SeenProcess,
-    busiest,
 )
 from tests.unit.node.usage.claims import GIB, NOW, claim, pod
 from tests.unit.node.usage.test_join import GPU, LOOK, SHARES, assigned, reading, share, use
