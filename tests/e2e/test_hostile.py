@@ -503,7 +503,8 @@ def commands(stage: Stage, row: Row) -> dict[str, list[str]]:
     for path in (stage.folder / "out").iterdir():
         path.unlink()
     return {
-        **{name: [name] for name in ("devices", "claims", "capacity", "topology", "usage", "idle", "quota", "doctor")},
+        **{name: [name] for name in ("devices", "capacity", "topology", "doctor")},
+        **{name: [name, "-A"] for name in ("claims", "usage", "idle", "quota")},
         "classes": ["classes", "list"],
         "explain": ["explain", f"pod/{row.explains or WORK}", "-n", PODS_OF],
         "lint": ["lint", "--cluster"],

@@ -45,7 +45,7 @@ def workload_of(workloads: Iterable[Wire], kind: str, name: str) -> Wire | None:
 
 
 def held_back(workload: Wire) -> Cause | None:
-    """Return what the workload waits for; None if Kueue has admitted it."""
+    """Return the reason of a Workload that waits; None if Kueue has admitted it."""
     conditions = {str(each.get("type")): each for each in status_of(workload).get("conditions") or ()}
     if conditions.get("Admitted", {}).get("status") == "True":
         return None

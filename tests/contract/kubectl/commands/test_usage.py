@@ -245,7 +245,7 @@ def test_an_exporter_whose_pod_cannot_be_read_is_a_gap_and_counts(server: Served
     assert kubectl.main(["usage"]) == 0
     err = capsys.readouterr().err
     assert "from 1 of 2 exporters" in err
-    assert "note: exporter pod b cannot be read: spec: " in err
+    assert "not read: exporter pod b cannot be read: spec: " in err
     del pods[0]
     assert kubectl.main(["usage"]) == 1
     assert "none of 1 exporters returned a valid response; exporter pod b cannot be read" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""What Kueue's Workloads say about pods and Jobs that it holds back."""
+"""Reasons of Kueue for pods and Jobs that wait, from Workloads."""
 
 from typing import Any
 
