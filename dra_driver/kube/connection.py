@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, read_token, service_account, uses_proxy
 from dra_driver.kube.http import HttpAnswer, HttpPool, HttpServer, RequestLimits
@@ -198,6 +200,27 @@ class Connection:
             raise ConfigurationError(
                 f"cannot use {self.source} to reach the API server: {what}", reason="ConnectionUnusable"
             ) from error
+
+
+def token_connection(
+    kubeconfig: str | None = None,
+    *,
+    context: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    service_account_dir: Path = SERVICE_ACCOUNT_DIR,
+) -> Callable[[str], Connection]:
+    """Return connections with tokens to the API server of ``kubeconfig``, of a pod (its CA, not its token), or of
+    KUBECONFIG. No other credentials are used. Raises ConfigurationError."""
+    if kubeconfig is None and context is None and environ.get("KUBERNETES_SERVICE_HOST"):
+        source, access = "the pod", service_account(environ, service_account_dir)
+    else:
+        source = f"kubeconfig {kubeconfig_path(kubeconfig, environ)}"
+        found = plain_kubeconfig(Path(kubeconfig_path(kubeconfig, environ)), context)
+        if found is None:
+            raise ConfigurationError(f"cannot use {source}: expected one file with a server and a token or certificate")
+        access = found
+    server = Access(server=access.server, ca=access.ca, verify=access.verify, server_name=access.server_name)
+    return lambda token: Connection(source, lambda: _direct(replace(server, token=token), source))
 
 
 def _direct(access: Access, source: str) -> DirectSession:

@@ -195,7 +195,7 @@ def test_the_reader_rests_when_no_page_asks() -> None:
     try:
         assert rested.wait(5.0)
     finally:
-        periodic.stop()
+        periodic.stop(2.0)
 
 
 class Calls(list[str]):
