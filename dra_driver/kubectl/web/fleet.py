@@ -65,7 +65,8 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
     ``offers`` are the published forms (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if unknown. ``since`` is
     the RFC 3339 time of the oldest health taint, "" if unknown. ``closed`` is the reason that new claims cannot use it,
-    or that its claims are unknown; "" otherwise. ``is_unprepared``: its node offers it and reports no prepared claim.
+    or that its claims are unknown; "" otherwise. ``is_unprepared``: its node offers it and reports no prepared claim;
+    None without a report.
     """
 
     node: str
@@ -89,7 +90,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     unhealthy: Sequence[str] = ()
     since: str = ""
     closed: str = ""
-    is_unprepared: bool = False
+    is_unprepared: bool | None = None
     place: GpuPlace = NOWHERE
 
     @property
@@ -157,9 +158,12 @@ class SeenFleet(Struct, frozen=True, kw_only=True):
     totals: Totals = Totals()
 
     @property
-    def unprepared(self) -> Mapping[str, int]:
-        """Healthy GPUs by model that their nodes offer and report without a prepared claim: no more can be free."""
-        gpus = (gpu for row in self.nodes if not row.problem for gpu in row.gpus if not gpu.is_unhealthy)
+    def unprepared(self) -> Mapping[str, int] | None:
+        """Healthy GPUs by model that their nodes offer and report without a prepared claim: no more can be free. None
+        if a node does not report."""
+        gpus = [gpu for row in self.nodes if not row.problem for gpu in row.gpus if not gpu.is_unhealthy]
+        if any(gpu.is_unprepared is None for gpu in gpus):
+            return None
         return Counter(gpu.product or "GPU" for gpu in gpus if gpu.is_unprepared and not gpu.parts)
 
     def node(self, name: str) -> NodeRow | None:
