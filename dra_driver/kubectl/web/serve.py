@@ -15,6 +15,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from dra_driver.core.errors import ConfigurationError, UnauthorizedError
+from dra_driver.core.text import cut, printable
 from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.access_control import ADMITTED, Keys
@@ -29,7 +30,7 @@ from dra_driver.kubectl.web.reading import (
     read_state,
     same_cluster,
 )
-from dra_driver.kubectl.web.sessions import Visitors, user_and_namespace
+from dra_driver.kubectl.web.sessions import Visitors
 from dra_driver.kubectl.web.use_history import WINDOW_S, UseHistory, UseSample
 
 
@@ -155,8 +156,9 @@ def _read_as(  # noqa: PLR0917 - the last three are those of `ReadsWithToken`
 ) -> PageSources:
     review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     found = connect(token).create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-    user, own = user_and_namespace(str(found["status"]["userInfo"].get("username", "")))
-    source = OwnSource(connect(token), *(namespaces or [own]))
+    user = printable(cut(str(found["status"]["userInfo"].get("username", "")), 253))
+    account = user.split(":")[2:] if user.startswith("system:serviceaccount:") else []
+    source = OwnSource(connect(token), *(namespaces or account[:1]))
 
     def read() -> SeenCluster:
         try:
