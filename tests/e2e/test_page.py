@@ -1,8 +1,8 @@
-"""``kubectl dra ui --sign-in`` on a real API server: what an administrator, a tenant and a user without rights see with
-their own tokens, what a revoked token sees, and requests that are refused.
+"""``kubectl dra ui --sign-in`` on a real API server: pages with the tokens of an administrator, a tenant and a user
+without rights, a revoked token, and refused requests.
 
-Needs a control plane only: the page runs as a process here, with the API server's address and CA of KUBECONFIG, which
-must name both in one file. It uses no other credentials of the kubeconfig.
+Needs a control plane only: the page runs as a process here. It uses the API server's address and CA of KUBECONFIG,
+which is one file, and ignores its credentials.
 """
 
 from collections.abc import Callable, Iterator

@@ -52,8 +52,7 @@ class World:
         return f"page-node-{self.suffix}"
 
     def rights(self) -> list[Obj]:
-        """ServiceAccounts in ``own``: one with cluster-admin's rights, one that reads the namespace and what has none,
-        one without any."""
+        """ServiceAccounts in ``own`` with these rights: everything; the namespace and GPUs, read-only; none."""
         everything = {"apiGroups": ["*"], "resources": ["*"], "verbs": ["*"]}
         core = ["pods", "events", "persistentvolumeclaims", "resourcequotas"]
         inside = [
@@ -150,7 +149,7 @@ class Browser:
         return self.post("/sign-in", {"token": token, "namespaces": namespaces})
 
     def pages(self) -> dict[str, str]:
-        """All pages, once the cluster is read and slow answers are there."""
+        """Return all pages with the first reading and slow answers."""
         for path in PAGES:
             self.get(path)
         deadline = time.monotonic() + READ_S
@@ -238,7 +237,7 @@ def what_each_sees(
         time.sleep(0.3)
     assert "Your token expired or was revoked: sign in again." in answer[1]
     assert browsers[NOBODY].sign_in(tokens[NOBODY])[0] == 401
-    say(f"after its token was revoked, {NOBODY} is asked to sign in again")
+    say(f"after revocation of its token {NOBODY} gets the sign-in page")
     assert page.process.poll() is None
     for place in (page.text(), page.command_line()):
         assert not [name for name, token in tokens.items() if token in place]

@@ -406,7 +406,7 @@ class LiveSource:
 
 class OwnSource(LiveSource):
     """As `LiveSource`, for one of several visitors. GpuNodes name claims of all namespaces: a visitor who may not list
-    all claims gets only those of ``namespaces``."""
+    all claims gets the claims of ``namespaces``."""
 
     def __init__(self, api: StateReader, *namespaces: str) -> None:
         super().__init__(api, *namespaces)

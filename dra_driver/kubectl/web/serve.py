@@ -78,6 +78,8 @@ CLUSTER_S: Final = 5.0
 USE_S: Final = 15.0
 _STOP_S: Final = 2.0
 MAX_STREAMS_OF_VISITOR: Final = 8
+READINGS_AT_ONCE: Final = 2
+"""Readings of a large cluster leave processor time for pages of other visitors."""
 MAX_POINTS_OF_VISITOR: Final = 50_000
 """Values of use that a session keeps for charts: with 1,000 nodes a minute, with 100 nodes ten."""
 
@@ -134,8 +136,8 @@ def serve_visitors(
 ) -> None:
     """Serve visitors until SIGINT or SIGTERM. ``connect`` returns a client with a token; ``everywhere`` listens on all
     addresses. Raises ConfigurationError if the port is taken."""
-    tries = threading.Semaphore(TRIES_AT_ONCE)
-    read = partial(_read_as, connect, read_use, tries, interval_s)
+    tries, readings = threading.Semaphore(TRIES_AT_ONCE), threading.Semaphore(READINGS_AT_ONCE)
+    read = partial(_read_as, connect, read_use, tries, readings, interval_s)
     visitors = Visitors(read, origins, max_sessions)
     with _listening(port, everywhere=everywhere) as listening:
         say(f"http://{LOOPBACK}:{listening.getsockname()[1]}/")
@@ -145,10 +147,11 @@ def serve_visitors(
             visitors.close()
 
 
-def _read_as(  # noqa: PLR0917 - the last three are those of `ReadsWithToken`
+def _read_as(  # noqa: PLR0917 - the last three are `ReadsWithToken`'s
     connect: Callable[[str], RestClient],
     read_use: Callable[[RestClient], UseReport],
     tries: threading.Semaphore,
+    readings: threading.Semaphore,
     interval_s: float,
     token: str,
     namespaces: Sequence[str],
@@ -162,7 +165,8 @@ def _read_as(  # noqa: PLR0917 - the last three are those of `ReadsWithToken`
 
     def read() -> SeenCluster:
         try:
-            return read_state(source)
+            with readings:
+                return read_state(source)
         except UnauthorizedError:
             expired()
             raise

@@ -1,4 +1,4 @@
-"""ASGI application for several visitors: each signs in with a token of the cluster, and sees what the token may read.
+"""ASGI application for several visitors, each of whom signs in with a token of the cluster and reads with it.
 
 A session has its own readers: nothing that one token read is shown with another. Cookies have a random number of the
 session; Starlette's SessionMiddleware would store the token in the cookie. Behind a proxy that authenticates visitors,
@@ -27,6 +27,7 @@ from dra_driver.core.errors import ConfigurationError, DraError, UnauthorizedErr
 from dra_driver.core.text import printable
 from dra_driver.kubectl.web.access_control import ADMITTED, COOKIE, check, cookies_of, sealed
 from dra_driver.kubectl.web.app import STATIC, PageSources, pages_below, read_form, templates
+from dra_driver.kubectl.web.reading import VIEWED_S
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class Visitors:
         return found.app or self._page(request, 401, found.reason)
 
     def _origin_of(self, host: str) -> str | None:
-        """Names of loopback are those of `kubectl port-forward` and of probes; no other site can have them."""
+        """`kubectl port-forward` and probes send names of loopback; no other site can have them."""
         is_local = _LOOPBACK.fullmatch(host.lower()) is not None
         return self._origins.get(host.lower().removesuffix(":443")) or (f"http://{host}" if is_local else None)
 
@@ -233,8 +234,11 @@ class Visitors:
         if len(own) >= MAX_OF_ONE_USER:
             min(own, key=lambda each: each.used).end("You have signed in elsewhere.")
         elif len(open_ones) >= self._max:
-            session.end("")
-            return self._page(request, 503, f"All {self._max} sessions are in use: try again in some minutes.")
+            oldest = min(open_ones, key=lambda each: each.used)
+            if not oldest.is_unused_for(VIEWED_S):
+                session.end("")
+                return self._page(request, 503, f"All {self._max} sessions are in use: try again in some minutes.")
+            oldest.end("Your session ended, because all sessions were in use: sign in again.")
         self._sessions[key] = session
         log.info("visitor signed in", extra={"user": session.user, "address": peer})
         if not self._is_sweeping:

@@ -130,8 +130,13 @@ def test_every_image_has_a_registry_and_a_version() -> None:
     """Container runtimes complete a short name in different ways, and one that exists elsewhere may be pulled."""
     assert images(chart.objects(EVERYTHING)) == {"localhost/dra-driver:0.1.0", "localhost/dra-driver-ui:0.1.0"}
     digest = "sha256:" + "a" * 64
-    values = EVERYTHING | {"image": {"repository": "registry.example:5000/gpu/dra", "tag": "x", "digest": digest}}
-    assert images(chart.objects(values)) == {f"registry.example:5000/gpu/dra:x@{digest}"}
+    image = {"repository": "registry.example:5000/gpu/dra", "tag": "x", "digest": digest}
+    ui = {"enabled": True, "image": image | {"repository": "registry.example/ui"}}
+    values = EVERYTHING | {"image": image, "ui": ui}
+    assert images(chart.objects(values)) == {
+        f"registry.example:5000/gpu/dra:x@{digest}",
+        f"registry.example/ui:x@{digest}",
+    }
     assert "at '/image/repository'" in chart.refusal({"image": {"repository": "dra-driver"}})
 
 

@@ -268,7 +268,7 @@ def test_a_context_is_taken_from_a_kubeconfig_in_a_pod_too(tmp_path: Path) -> No
     assert found.base_url == "https://east.example:6443"
 
 
-def test_connections_of_visitors_have_their_token_and_nothing_of_the_kubeconfig(tmp_path: Path) -> None:
+def test_a_visitors_connection_has_no_credentials_of_the_kubeconfig(tmp_path: Path) -> None:
     config = kubeconfig(tmp_path / "config", {"token": "of-the-owner"}, **{"insecure-skip-tls-verify": True})
     make = token_connection(str(config))
     connection = make("of-ann")

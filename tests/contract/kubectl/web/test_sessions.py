@@ -1,4 +1,4 @@
-"""Visitors of the web UI: who gets a session, what it shows, when it ends, and attacks that are refused."""
+"""Sessions of the web UI's visitors: sign-in, pages, end, and refused attacks."""
 
 import asyncio
 import logging
@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, UnauthorizedError
+from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.app import PageSources
-from dra_driver.kubectl.web.reading import BackgroundResults, Periodic, same_cluster
+from dra_driver.kubectl.web.reading import VIEWED_S, BackgroundResults, Periodic, same_cluster
 from dra_driver.kubectl.web.sessions import (
     FAILURES,
     FAILURES_S,
@@ -194,7 +195,7 @@ def test_cookie_of_loopback_does_not_open_the_public_address(door: Door) -> None
     [("", 400), ("a b", 400), ("a\nb", 400), ("a\x00", 400), ("ä" * 20, 400), ("x" * (MAX_TOKEN + 1), 400),
      ("x" * (MAX_TOKEN + 8192), 413), ("x" * 2_000_000, 413), ("unknown", 401)],
 )  # fmt: skip
-def test_what_is_not_a_valid_token_gets_no_session(door: Door, token: str, status: int) -> None:
+def test_an_invalid_token_gets_no_session(door: Door, token: str, status: int) -> None:
     answer = door.post(door.browser(), token=token)
     assert answer.status_code == status
     assert "set-cookie" not in answer.headers
@@ -203,7 +204,7 @@ def test_what_is_not_a_valid_token_gets_no_session(door: Door, token: str, statu
     assert len(token) < 5 or token not in answer.text
 
 
-def test_refused_tokens_of_one_address_are_limited_and_others_still_sign_in(door: Door) -> None:
+def test_refused_tokens_are_limited_for_each_address(door: Door) -> None:
     from starlette.testclient import TestClient
 
     guess = door.browser()
@@ -343,12 +344,17 @@ def test_one_user_cannot_take_all_sessions_and_sessions_are_limited(door: Door) 
     browsers = [door.sign_in("ann") for _ in range(MAX_OF_ONE_USER + 2)]
     assert len(door.stopped) == 2
     assert browsers[0].get("/").status_code == 401
-    door.sign_in("ben")
+    ben = door.sign_in("ben")
     answer = door.post(door.browser(), token="token-cem")
     assert answer.status_code == 503
     assert door.stopped[-1] is door.opened[-1]
     door.post(browsers[-1], "/sign-out")
     door.sign_in("cem")
+    door.seconds += VIEWED_S + 1  # nobody views a page
+    for browser in browsers[2:-1]:
+        assert browser.get("/").status_code == 200
+    door.sign_in("dan")
+    assert "all sessions were in use" in ben.get("/").text
 
 
 def test_an_api_server_that_does_not_answer_is_named(door: Door) -> None:
@@ -405,8 +411,12 @@ def test_trials_of_all_visitors_share_one_limit() -> None:
         def create(self, path: str, body: Any) -> dict[str, Any]:
             return {"status": {"userInfo": {"username": "system:serviceaccount:team:viewer"}}}
 
-    tries = threading.Semaphore(2)
-    read = [_read_as(lambda _: Api(), lambda _: None, tries, 5.0, "t", (), lambda: None) for _ in range(2)]  # type: ignore[arg-type, return-value]
+    api: Any = Api()
+    tries, readings = threading.Semaphore(2), threading.Semaphore(2)
+    report = UseReport(source="", window_s=1)
+    read = [
+        _read_as(lambda _: api, lambda _: report, tries, readings, 5.0, "token", (), lambda: None) for _ in range(2)
+    ]
     try:
         assert read[0].tries is read[1].tries
         assert read[0].about == "system:serviceaccount:team:viewer"

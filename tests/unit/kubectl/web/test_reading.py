@@ -248,7 +248,7 @@ def test_a_page_that_is_looked_at_for_hours_does_not_grow_without_end() -> None:
 
 
 def test_a_reader_that_keeps_nothing_drops_its_value_when_no_page_asks() -> None:
-    """So that a session which nobody views takes no memory, and shows nothing that its token may no longer read."""
+    """An unviewed session takes no memory. It checks its token before it shows data again."""
     rested, times = threading.Event(), itertools.chain([0.0] * 7, itertools.repeat(2 * VIEWED_S))
     reader = Periodic("test", lambda: "state", 0.0, clock=lambda: next(times), rest=rested.set, keeps=False)
     reader.once()
@@ -323,7 +323,7 @@ def busy_node() -> dict[str, Any]:
     return {"metadata": {"name": "n"}, "status": node_status(status, "2026-01-02T12:00:00Z")}
 
 
-def test_gpu_nodes_name_no_claims_of_others_to_a_visitor_who_may_not_list_them() -> None:
+def test_gpu_nodes_hide_claims_that_the_visitor_cannot_list() -> None:
     for api, is_limited in ((Tenant("a", gpu_nodes=[busy_node()]), True), (FakeApi([busy_node()]), False)):
         source = OwnSource(api, "a")
         source.state()
