@@ -36,6 +36,8 @@ IDLE_S: Final = 900.0
 PROXY_IDLE_S: Final = 120.0
 LONGEST_S: Final = 12 * 3600.0
 MAX_OF_ONE_USER: Final = 4
+MAX_ENDED: Final = 256
+"""Ended sessions that can still say why."""
 MAX_NAMESPACES: Final = 10
 MAX_TOKEN: Final = 16 << 10
 CHECKS_AT_ONCE: Final = 16
@@ -144,7 +146,6 @@ class Visitors:
         key = self._key_of(request, bearer)
         found: Session | Response | None = self._sessions.get(key)
         if isinstance(found, Session) and found.has_ended():
-            del self._sessions[key]
             found = None if bearer else self._page(request, 401, found.reason)
         if found is None:
             namespaces = _namespaces(request.cookies.get(_NAMESPACES, ""))
@@ -239,6 +240,8 @@ class Visitors:
                 session.end("")
                 return self._page(request, 503, f"All {self._max} sessions are in use: try again in some minutes.")
             oldest.end("Your session ended, because all sessions were in use: sign in again.")
+        for ended in [each for each, former in self._sessions.items() if former.app is None][:-MAX_ENDED]:
+            del self._sessions[ended]
         self._sessions[key] = session
         log.info("visitor signed in", extra={"user": session.user, "address": peer})
         if not self._is_sweeping:
