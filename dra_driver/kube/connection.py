@@ -209,17 +209,16 @@ def token_connection(
     environ: Mapping[str, str] = os.environ,
     service_account_dir: Path = SERVICE_ACCOUNT_DIR,
 ) -> Callable[[str], Connection]:
-    """Return connections with tokens to the API server of ``kubeconfig``, of a pod (its CA, not its token), or of
-    KUBECONFIG. No other credentials are used. Raises ConfigurationError."""
+    """Connections with given tokens to the API server of `Connection.load`; of a pod, only the CA is needed. No other
+    credentials are used. Raises ConfigurationError, also for a kubeconfig that is not plain."""
+    path = kubeconfig_path(kubeconfig, environ)
     if kubeconfig is None and context is None and environ.get("KUBERNETES_SERVICE_HOST"):
-        source, access = "the pod", service_account(environ, service_account_dir)
+        found, source = service_account(environ, service_account_dir), "the pod"
+    elif (plain := plain_kubeconfig(Path(path), context)) is not None:
+        found, source = plain, f"kubeconfig {path}"
     else:
-        source = f"kubeconfig {kubeconfig_path(kubeconfig, environ)}"
-        found = plain_kubeconfig(Path(kubeconfig_path(kubeconfig, environ)), context)
-        if found is None:
-            raise ConfigurationError(f"cannot use {source}: expected one file with a server and a token or certificate")
-        access = found
-    server = Access(server=access.server, ca=access.ca, verify=access.verify, server_name=access.server_name)
+        raise ConfigurationError(f"cannot use kubeconfig {path}: expected one file with a server, and a token or key")
+    server = Access(server=found.server, ca=found.ca, verify=found.verify, server_name=found.server_name)
     return lambda token: Connection(source, lambda: _direct(replace(server, token=token), source))
 
 

@@ -34,7 +34,6 @@ the API server's address and CA are used.
   kubectl dra ui --sign-in --origin https://gpus.example.com
 """
 _MAX_PORT: Final = 65_535
-_MAX_SESSIONS: Final = 256
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,16 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
     parser.add_argument("--sign-in", action="store_true", help="serve several visitors, each with their own token")
     parser.add_argument(
-        "--origin",
-        metavar="URL",
-        action="append",
-        default=[],
-        help="with --sign-in: public address such as https://gpus.example.com; repeatable (default: loopback only)",
+        "--origin", metavar="URL", action="append", default=[], help="with --sign-in: public https address; repeatable"
     )
     parser.add_argument("--all-addresses", action="store_true", help="with --sign-in: listen beyond 127.0.0.1")
-    parser.add_argument(
-        "--max-sessions", type=int, metavar="COUNT", help=f"with --sign-in: 1 to {_MAX_SESSIONS} (default: 16)"
-    )
+    parser.add_argument("--max-sessions", type=int, metavar="COUNT", default=16, help="with --sign-in (default: 16)")
     add_source(parser)
 
 
@@ -70,8 +63,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
     if args.sign_in:
         return _serve_visitors(args)
-    if args.origin or args.all_addresses or args.max_sessions is not None:
-        raise ConfigurationError("--origin, --all-addresses and --max-sessions need --sign-in")
+    if args.origin or args.all_addresses:
+        raise ConfigurationError("--origin and --all-addresses need --sign-in")
     read_past = _reader_of_past(args) if args.prometheus else None
     read_use: Callable[[], UseReport] | None = None
     source: ReadsCluster
@@ -100,23 +93,24 @@ def _serve_visitors(args: argparse.Namespace) -> int:
     from dra_driver.kube.connection import token_connection
     from dra_driver.kube.rest import RestClient, Timeouts
     from dra_driver.kubectl.commands.usage_source import ask_exporters
-    from dra_driver.kubectl.web.serve import serve_visitors
+    from dra_driver.kubectl.web.serve import reader_with_tokens, serve_visitors
     from dra_driver.kubectl.web.sessions import origins_of
 
     if args.cluster_state or args.prometheus:
         raise ConfigurationError("--sign-in cannot be combined with --cluster-state or --prometheus")
-    count = 16 if args.max_sessions is None else args.max_sessions
-    if not 1 <= count <= _MAX_SESSIONS:
-        raise ConfigurationError(f"--max-sessions {count}: expected 1 to {_MAX_SESSIONS}")
-    make = token_connection(args.kubeconfig, context=args.context)
+    if args.max_sessions < 1:
+        raise ConfigurationError(f"--max-sessions {args.max_sessions}: expected at least 1")
+    connect = token_connection(args.kubeconfig, context=args.context)
     logs.configure("text", "info")
     serve_visitors(
-        lambda token: RestClient(make(token), timeouts=Timeouts(total_s=20.0)),
-        lambda api: ask_exporters(api, args.driver_namespace),
+        reader_with_tokens(
+            lambda token: RestClient(connect(token), timeouts=Timeouts(total_s=20.0)),
+            lambda api: ask_exporters(api, args.driver_namespace),
+        ),
         origins=origins_of(args.origin),
         port=args.port,
         everywhere=args.all_addresses,
-        max_sessions=count,
+        max_sessions=args.max_sessions,
         say=lambda address: print(f"{address} (sign in with a token; Ctrl-C stops the web UI)", flush=True),
     )
     return 0

@@ -30,7 +30,7 @@ from dra_driver.kubectl.web.reading import (
     read_state,
     same_cluster,
 )
-from dra_driver.kubectl.web.sessions import Visitors
+from dra_driver.kubectl.web.sessions import ReadsWithToken, Visitors
 from dra_driver.kubectl.web.use_history import WINDOW_S, UseHistory, UseSample
 
 
@@ -124,20 +124,16 @@ def serve(
 
 
 def serve_visitors(
-    connect: Callable[[str], RestClient],
-    read_use: Callable[[RestClient], UseReport],
+    read: ReadsWithToken,
     *,
     origins: Mapping[str, str],
     port: int,
     everywhere: bool,
     max_sessions: int,
     say: Callable[[str], None],
-    interval_s: float = CLUSTER_S,
 ) -> None:
-    """Serve visitors until SIGINT or SIGTERM. ``connect`` returns a client with a token; ``everywhere`` listens on all
-    addresses. Raises ConfigurationError if the port is taken."""
-    tries, readings = threading.Semaphore(TRIES_AT_ONCE), threading.Semaphore(READINGS_AT_ONCE)
-    read = partial(_read_as, connect, read_use, tries, readings, interval_s)
+    """Serve visitors until SIGINT or SIGTERM; ``everywhere`` listens on all addresses. Raises ConfigurationError if the
+    port is taken."""
     visitors = Visitors(read, origins, max_sessions)
     with _listening(port, everywhere=everywhere) as listening:
         say(f"http://{LOOPBACK}:{listening.getsockname()[1]}/")
@@ -147,47 +143,46 @@ def serve_visitors(
             visitors.close()
 
 
-def _read_as(  # noqa: PLR0917 - the last three are `ReadsWithToken`'s
-    connect: Callable[[str], RestClient],
-    read_use: Callable[[RestClient], UseReport],
-    tries: threading.Semaphore,
-    readings: threading.Semaphore,
-    interval_s: float,
-    token: str,
-    namespaces: Sequence[str],
-    expired: Callable[[], None],
-) -> PageSources:
-    review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
-    found = connect(token).create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-    user = printable(cut(str(found["status"]["userInfo"].get("username", "")), 253))
-    account = user.split(":")[2:] if user.startswith("system:serviceaccount:") else []
-    source = OwnSource(connect(token), *(namespaces or account[:1]))
+def reader_with_tokens(
+    connect: Callable[[str], RestClient], read_use: Callable[[RestClient], UseReport]
+) -> ReadsWithToken:
+    """``connect`` returns a client with a token."""
+    tries, readings = threading.Semaphore(TRIES_AT_ONCE), threading.Semaphore(READINGS_AT_ONCE)
 
-    def read() -> SeenCluster:
-        try:
-            with readings:
-                return read_state(source)
-        except UnauthorizedError:
-            expired()
-            raise
+    def begin(token: str, namespaces: Sequence[str], expired: Callable[[], None]) -> PageSources:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        found = connect(token).create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+        user = printable(cut(str(found["status"]["userInfo"].get("username", "")), 253))
+        account = user.split(":")[2:] if user.startswith("system:serviceaccount:") else []
+        source = OwnSource(connect(token), *(namespaces or account[:1]))
 
-    def rest() -> None:
-        results.drop()
-        gc_control.sweep()
+        def read() -> SeenCluster:
+            try:
+                with readings:
+                    return read_state(source)
+            except UnauthorizedError:
+                expired()
+                raise
 
-    history = UseHistory(partial(read_use, connect(token)), max_points=MAX_POINTS_OF_VISITOR)
-    results = BackgroundResults()
-    sources = PageSources(
-        cluster=Periodic("page-cluster", read, interval_s, same=same_cluster, rest=rest, keeps=False),
-        background_results=results,
-        about=user,
-        use=Periodic("page-use", history.read, USE_S, keeps=False),
-        is_visitor=True,
-        max_streams=MAX_STREAMS_OF_VISITOR,
-        tries=tries,
-    )
-    sources.start()
-    return sources
+        def rest() -> None:
+            results.drop()
+            gc_control.sweep()
+
+        history = UseHistory(partial(read_use, connect(token)), max_points=MAX_POINTS_OF_VISITOR)
+        results = BackgroundResults()
+        sources = PageSources(
+            cluster=Periodic("page-cluster", read, CLUSTER_S, same=same_cluster, rest=rest, keeps=False),
+            background_results=results,
+            about=user,
+            use=Periodic("page-use", history.read, USE_S, keeps=False),
+            is_visitor=True,
+            max_streams=MAX_STREAMS_OF_VISITOR,
+            tries=tries,
+        )
+        sources.start()
+        return sources
+
+    return begin
 
 
 def server_config(app: object) -> uvicorn.Config:

@@ -278,7 +278,7 @@ def test_a_visitors_connection_has_no_credentials_of_the_kubeconfig(tmp_path: Pa
     assert connection.auth_headers() == {"authorization": "Bearer of-ann"}
     assert "of-ann" not in connection.source
     kubeconfig(config, {"exec": {"command": "x"}})
-    with pytest.raises(ConfigurationError, match="expected one file with a server"):
+    with pytest.raises(ConfigurationError, match="expected one file with a server, and a token"):
         token_connection(str(config))
 
 

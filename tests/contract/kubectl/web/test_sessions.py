@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import re
-import threading
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -419,7 +418,7 @@ def test_every_answer_has_the_headers(door: Door) -> None:
 
 
 def test_trials_of_all_visitors_share_one_limit() -> None:
-    from dra_driver.kubectl.web.serve import _read_as
+    from dra_driver.kubectl.web.serve import reader_with_tokens
     from tests.contract.kubectl.web.test_access_control import OneNamespace
 
     class Api(OneNamespace):
@@ -427,11 +426,9 @@ def test_trials_of_all_visitors_share_one_limit() -> None:
             return {"status": {"userInfo": {"username": "system:serviceaccount:team:viewer"}}}
 
     api: Any = Api()
-    tries, readings = threading.Semaphore(2), threading.Semaphore(2)
     report = UseReport(source="", window_s=1, uses=[])
-    read = [
-        _read_as(lambda _: api, lambda _: report, tries, readings, 5.0, "token", (), lambda: None) for _ in range(2)
-    ]
+    begin = reader_with_tokens(lambda _: api, lambda _: report)
+    read = [begin("token", (), lambda: None) for _ in range(2)]
     try:
         assert read[0].tries is read[1].tries
         assert read[0].about == "system:serviceaccount:team:viewer"
