@@ -256,6 +256,9 @@ def test_namespaces_are_given_once_and_checked(door: Door) -> None:
     assert door.post(proxied, namespaces="team-b").headers["location"] == "/"
     assert proxied.get("/claims").status_code == 200
     assert door.asked[-1] == ("token-ben", ("team-b",))
+    count = len(door.asked)
+    assert proxied.get("/claims").status_code == 200
+    assert len(door.asked) == count
     assert (
         door.browser(authorization="Bearer token-ben", cookie='dra_ui_namespaces="../x y"').get("/").status_code == 200
     )
