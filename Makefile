@@ -70,6 +70,7 @@ mutants: $(VENV)/.ready       ## Mutations of safety-critical lines, each of whi
 
 image:                        ## Build the image and its SBOM into build/image; needs podman, buildah or docker
 	$(PYTHON) scripts/image.py
+# `make image CONTENT=ui` builds the web UI's image.
 
 gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 	$(BIN)/python scripts/gen.py
@@ -77,6 +78,7 @@ gen: $(VENV)/.ready           ## Regenerate protobuf code and schemas
 lock:                         ## Renew requirements/*.txt from pyproject.toml; needs uv on PATH
 	uv pip compile pyproject.toml --all-extras --group dev $(LOCK) -o requirements/dev.txt
 	uv pip compile --group node -c requirements/dev.txt $(LOCK) -o requirements/node.txt
+	uv pip compile --group ui -c requirements/dev.txt $(LOCK) -o requirements/ui.txt
 	uv pip compile --group build -c requirements/dev.txt $(LOCK) -o requirements/build.txt
 	uv pip compile --group shots -c requirements/dev.txt $(LOCK) -o requirements/shots.txt
 	uv pip compile --group sbom $(LOCK) -o requirements/sbom.txt

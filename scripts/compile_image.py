@@ -5,7 +5,7 @@ Compiled files hold neither times nor hashes that are checked (PEP 552, unchecke
 same bytes and a start reads no source. Parts of the standard library that a server never imports are left out: they are
 as large as the rest. Run by deploy/Dockerfile with the interpreter of the image.
 
-usage: compile_image.py FOLDER
+usage: compile_image.py FOLDER node|ui
 """
 
 import compileall
@@ -34,15 +34,21 @@ LEFT_OUT = (
 )
 """Parts of ``dra_driver/`` for people's commands. tests/contract/deploy/test_image.py compares them with imports."""
 
+LEFT_OUT_OF_UI = (
+    *("conformance", "config/schemas", "controller", "diagnose/hardware", "diagnose/node_state", "diagnose/smoke"),
+    *("hardware", "kubectl/drain", "kubectl/lint", "kubectl/migrate", "node", "sim"),
+)
+
 
 def main(argv: list[str]) -> int:
-    if len(argv) != 2:
+    contents = {"node": LEFT_OUT, "ui": LEFT_OUT_OF_UI}
+    if len(argv) != 3 or argv[2] not in contents:
         print(__doc__, file=sys.stderr)
         return 2
     sys.pycache_prefix = argv[1]
     # The standard library's folder may hold the site-packages of the base image, which nothing here imports.
     paths = sysconfig.get_paths()
-    for name in LEFT_OUT:
+    for name in contents[argv[2]]:
         shutil.rmtree(Path(paths["purelib"], "dra_driver", name))
     return 0 if all([compile_folder(paths["stdlib"], site=False), compile_folder(paths["purelib"], site=True)]) else 1
 

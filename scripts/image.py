@@ -7,6 +7,8 @@
 All packages are downloaded first, by pip with the user's own configuration (mirrors, CAs, passwords), so that nothing
 of it gets into the image and the build itself needs no network beyond the base image.
 
+CONTENT=ui builds the image of the chart's web UI, with `dra-driver-ui` in these names; the default is node.
+
 Variables: BUILDER (podman, buildah or docker; else the first that is there), BASE (base image; a release needs one with
 a digest), RELEASE (1 for a release; also one where HEAD has the tag vVERSION), IMAGE (name and tag), ARCH (amd64 or
 arm64), SOURCE_DATE_EPOCH (times of all files; else the last commit's).
@@ -34,6 +36,8 @@ WHEELS = BUILD / "wheels"
 OUT = BUILD / "image"
 DOCKERFILE = "deploy/Dockerfile"
 BUILDERS = ("podman", "buildah", "docker")
+NAMES = {"node": "dra-driver", "ui": "dra-driver-ui"}
+"""Names of images by content."""
 # The oldest C library that the wheels may ask for: glibc 2.28 is Debian 10's and RHEL 8's.
 PLATFORMS = {
     "amd64": ("manylinux_2_28_x86_64", "manylinux2014_x86_64", "manylinux_2_17_x86_64"),
@@ -52,14 +56,15 @@ class Order:
     epoch: int
     arch: str
     base: str = ""
+    content: str = "node"
 
     @property
     def archive(self) -> Path:
-        return OUT / f"dra-driver-{self.version}-{self.arch}.tar"
+        return OUT / f"{NAMES[self.content]}-{self.version}-{self.arch}.tar"
 
     @property
     def sbom(self) -> Path:
-        return OUT / f"dra-driver-{self.version}.cdx.json"
+        return OUT / f"{NAMES[self.content]}-{self.version}.cdx.json"
 
 
 def main() -> int:
@@ -67,7 +72,7 @@ def main() -> int:
     shutil.rmtree(WHEELS, ignore_errors=True)
     OUT.mkdir(parents=True, exist_ok=True)
     order.archive.unlink(missing_ok=True)  # podman and buildah add to an archive that is there
-    run(*pip_command(), *download(order.arch))
+    run(*pip_command(), *download(order.arch, order.content))
     for command in commands(order):
         run(*command)
     image_base.check_architecture(order.archive, order.arch)
@@ -85,6 +90,9 @@ def read_order(environ: Mapping[str, str]) -> Order:
     arch = environ.get("ARCH") or host_arch()
     if arch not in PLATFORMS:
         raise SystemExit(f"ARCH is {arch}, expected one of {', '.join(PLATFORMS)}")
+    content = environ.get("CONTENT") or "node"
+    if content not in NAMES:
+        raise SystemExit(f"CONTENT is {content}, expected one of {', '.join(NAMES)}")
     epoch = environ.get("SOURCE_DATE_EPOCH") or git("log", "-1", "--format=%ct") or "0"
     if not epoch.isdecimal():
         raise SystemExit(f"SOURCE_DATE_EPOCH is {epoch!r}, expected seconds since 1970")
@@ -94,12 +102,13 @@ def read_order(environ: Mapping[str, str]) -> Order:
     changed = "-changed" if git("status", "--porcelain") else ""
     return Order(
         builder=builder,
-        image=environ.get("IMAGE") or f"dra-driver:{version}",
+        image=environ.get("IMAGE") or f"{NAMES[content]}:{version}",
         version=version,
         revision=(git("rev-parse", "HEAD") or "unknown") + changed,
         epoch=int(epoch),
         arch=arch,
         base=base,
+        content=content,
     )
 
 
@@ -135,6 +144,7 @@ def commands(order: Order) -> list[list[str]]:
         "SOURCE_DATE_EPOCH": str(order.epoch),
         "VERSION": order.version,
         "REVISION": order.revision,
+        "CONTENT": order.content,
         **({"BASE": order.base} if order.base else {}),
     }
     pairs = [part for name, value in arguments.items() for part in ("--build-arg", f"{name}={value}")]
@@ -157,10 +167,10 @@ def full_name(image: str) -> str:
     return f"docker.io/{image if slash else 'library/' + image}"
 
 
-def download(arch: str) -> list[str]:
+def download(arch: str, content: str) -> list[str]:
     """pip's arguments: all that the image is made of, for the image's architecture, into the folder of wheels."""
     platforms = [part for name in PLATFORMS[arch] for part in ("--platform", name)]
-    files = [part for name in ("node", "build") for part in ("--requirement", f"requirements/{name}.txt")]
+    files = [part for name in (content, "build") for part in ("--requirement", f"requirements/{name}.txt")]
     target = ["--only-binary", ":all:", "--python-version", "3.11", "--implementation", "cp", "--dest", str(WHEELS)]
     return ["download", "--quiet", "--disable-pip-version-check", "--require-hashes", *files, *platforms, *target]
 
@@ -173,7 +183,7 @@ def write_sbom(order: Order) -> None:
     """Install the image's packages here, and let cyclonedx-py list them with the project above them."""
     described, tools = BUILD / "sbom" / "packages", BUILD / "sbom" / "tools"
     offline = ["--no-index", "--find-links", str(WHEELS)] if order.arch == host_arch() else []
-    install(described, "node", *offline)
+    install(described, order.content, *offline)
     install(tools, "sbom")
     settings = ["--output-reproducible", "--spec-version", "1.6", "--mc-type", "application", "--of", "JSON"]
     project = ["--pyproject", str(ROOT / "pyproject.toml"), "--output-file", str(order.sbom)]

@@ -11,6 +11,8 @@ from types import ModuleType
 from typing import Protocol, TypeVar
 from urllib.parse import urlsplit
 
+from msgspec.structs import replace
+
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, read_token, service_account, uses_proxy
 from dra_driver.kube.http import HttpAnswer, HttpPool, HttpServer, RequestLimits
@@ -198,6 +200,26 @@ class Connection:
             raise ConfigurationError(
                 f"cannot use {self.source} to reach the API server: {what}", reason="ConnectionUnusable"
             ) from error
+
+
+def token_connection(
+    kubeconfig: str | None = None,
+    *,
+    context: str | None = None,
+    environ: Mapping[str, str] = os.environ,
+    service_account_dir: Path = SERVICE_ACCOUNT_DIR,
+) -> Callable[[str], Connection]:
+    """Connections with given tokens to the API server of `Connection.load`; of a pod, only the CA is needed. No other
+    credentials are used. Raises ConfigurationError, also for a kubeconfig that is not plain."""
+    path = kubeconfig_path(kubeconfig, environ)
+    if kubeconfig is None and context is None and environ.get("KUBERNETES_SERVICE_HOST"):
+        found, source = service_account(environ, service_account_dir), "the pod"
+    elif (plain := plain_kubeconfig(Path(path), context)) is not None:
+        found, source = plain, f"kubeconfig {path}"
+    else:
+        raise ConfigurationError(f"cannot use kubeconfig {path}: expected one file with a server, and a token or key")
+    server = Access(server=found.server, ca=found.ca, verify=found.verify, server_name=found.server_name)
+    return lambda token: Connection(source, lambda: _direct(replace(server, token=token), source))
 
 
 def _direct(access: Access, source: str) -> DirectSession:

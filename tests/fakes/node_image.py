@@ -17,9 +17,9 @@ def locked(name: str) -> set[str]:
     return {normal(line.partition("==")[0]) for line in lines if re.match(r"[A-Za-z0-9]", line)}
 
 
-def left_out() -> tuple[str, ...]:
+def left_out(content: str = "node") -> tuple[str, ...]:
     script = runpy.run_path(str(ROOT / "scripts" / "compile_image.py"))
-    found: tuple[str, ...] = script["LEFT_OUT"]
+    found: tuple[str, ...] = script[{"node": "LEFT_OUT", "ui": "LEFT_OUT_OF_UI"}[content]]
     return found
 
 
@@ -28,11 +28,11 @@ def normal(name: str) -> str:
     return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def packages_folder(folder: Path, packages: Iterable[str]) -> Path:
+def packages_folder(folder: Path, packages: Iterable[str], content: str = "node") -> Path:
     """A folder with links to the installed files of these packages and of this project, as a ``PYTHONPATH``."""
     folder.mkdir()
     shutil.copytree(ROOT / "dra_driver", folder / "dra_driver", ignore=shutil.ignore_patterns("__pycache__"))
-    for name in left_out():
+    for name in left_out(content):
         shutil.rmtree(folder / "dra_driver" / name)
     for package in packages:
         installed = importlib.metadata.distribution(package)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import urllib3
 
@@ -80,7 +80,7 @@ class RecordingProxy:
         self._port = 0
         self._closed = False
 
-    def __enter__(self) -> "RecordingProxy":
+    def __enter__(self) -> Self:
         self.accept()
         return self
 

@@ -1,4 +1,4 @@
-"""``kubectl dra ui``: serve the web UI on loopback, with the user's permissions."""
+"""``kubectl dra ui``: serve the web UI on loopback with the user's permissions, or to visitors with theirs."""
 
 import argparse
 import os
@@ -27,6 +27,11 @@ only reads, with the permissions of the kubeconfig.
   kubectl dra ui --cluster-state cluster.json
 
 The printed address contains a code for one use in one browser; other users of the machine get 403.
+
+With --sign-in, as in a pod, each visitor signs in with a token and reads with it. Of the kubeconfig or the pod, only
+the API server's address and CA are used.
+
+  kubectl dra ui --sign-in --origin https://gpus.example.com
 """
 _MAX_PORT: Final = 65_535
 
@@ -41,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prometheus", metavar="URL", help="history of charts from this Prometheus, up to 7 days")
     parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
+    parser.add_argument("--sign-in", action="store_true", help="serve several visitors, each with their own token")
+    parser.add_argument(
+        "--origin", metavar="URL", action="append", default=[], help="with --sign-in: public https address; repeatable"
+    )
+    parser.add_argument("--all-addresses", action="store_true", help="with --sign-in: listen beyond 127.0.0.1")
+    parser.add_argument("--max-sessions", type=int, metavar="COUNT", default=16, help="with --sign-in (default: 16)")
     add_source(parser)
 
 
@@ -50,6 +61,10 @@ def run(args: argparse.Namespace) -> int:
 
     if not 0 <= args.port <= _MAX_PORT:
         raise ConfigurationError(f"--port {args.port}: expected 0 to {_MAX_PORT}")
+    if args.sign_in:
+        return _serve_visitors(args)
+    if args.origin or args.all_addresses:
+        raise ConfigurationError("--origin and --all-addresses need --sign-in")
     read_past = _reader_of_past(args) if args.prometheus else None
     read_use: Callable[[], UseReport] | None = None
     source: ReadsCluster
@@ -69,6 +84,35 @@ def run(args: argparse.Namespace) -> int:
         # A separate client: another thread reads the cluster.
         read_use = partial(ask_exporters, client(chosen), args.driver_namespace)
     serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past, taken=taken)
+    return 0
+
+
+def _serve_visitors(args: argparse.Namespace) -> int:
+    """Serve visitors. Prometheus does not know what a visitor may see, and a file has no permissions."""
+    from dra_driver.core.telemetry import logs
+    from dra_driver.kube.connection import token_connection
+    from dra_driver.kube.rest import RestClient, Timeouts
+    from dra_driver.kubectl.commands.usage_source import ask_exporters
+    from dra_driver.kubectl.web.serve import reader_with_tokens, serve_visitors
+    from dra_driver.kubectl.web.sessions import origins_of
+
+    if args.cluster_state or args.prometheus:
+        raise ConfigurationError("--sign-in cannot be combined with --cluster-state or --prometheus")
+    if args.max_sessions < 1:
+        raise ConfigurationError(f"--max-sessions {args.max_sessions}: expected at least 1")
+    connect = token_connection(args.kubeconfig, context=args.context)
+    logs.configure("text", "info")
+    serve_visitors(
+        reader_with_tokens(
+            lambda token: RestClient(connect(token), timeouts=Timeouts(total_s=20.0)),
+            lambda api: ask_exporters(api, args.driver_namespace),
+        ),
+        origins=origins_of(args.origin),
+        port=args.port,
+        everywhere=args.all_addresses,
+        max_sessions=args.max_sessions,
+        say=lambda address: print(f"{address} (sign in with a token; Ctrl-C stops the web UI)", flush=True),
+    )
     return 0
 
 

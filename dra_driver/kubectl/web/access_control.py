@@ -1,4 +1,5 @@
-"""ASGI middleware that admits only the browser that opened the printed address, and no page of another origin.
+"""ASGI middleware that admits only the browser that opened the printed address, and no page of another origin. The
+checks of Host and Origin, and the headers, also serve `sessions.py`.
 
 Other users of the machine reach the port, so all pages need a cookie. The printed address contains a one-time code.
 Hosts other than loopback are rejected (DNS rebinding). All paths are in a random directory: browsers send a host's
@@ -9,7 +10,7 @@ Sources: Fetch standard ("Origin" of navigations), CSP level 3.
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from hmac import compare_digest
 from typing import Final
 from urllib.parse import parse_qs
@@ -76,23 +77,22 @@ class AccessControl:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            await (self._answer(scope) or self._app)(scope, receive, _sealed(send))
+            await (self._answer(scope) or self._app)(scope, receive, sealed(send))
 
     def _answer(self, scope: Scope) -> Response | None:
         """Return the response to a rejected request, None to pass it to the app."""
-        headers = Headers(scope=scope)
-        if headers.getlist("host") not in [[host] for host in self._hosts]:
-            return _refused(421, "Unknown host: open the printed address.")
-        origins = headers.getlist("origin")
-        if origins != [f"http://{headers.get('host')}"] and (origins or scope["method"] not in _SAFE):
-            return _refused(403, "Requests from other pages are rejected.")
+        rejected = check(
+            scope, lambda host: f"http://{host}" if host in self._hosts else None, "open the printed address"
+        )
+        if rejected is not None:
+            return rejected
         if scope["path"] == "/favicon.ico":  # browsers request it automatically
             return Response(status_code=204)
-        admitted = self._keys.opens(_cookies(headers))
+        admitted = self._keys.opens(cookies_of(scope, COOKIE))
         if compare_digest(scope["path"].encode(), f"/{self._keys.folder}/open".encode()):
             return self._open(scope, admitted)
         if not admitted:
-            return _refused(
+            return refused(
                 403,
                 "Access denied. Open the address that the command printed; its code works once. For another browser, "
                 "restart the command.",
@@ -102,12 +102,12 @@ class AccessControl:
 
     def _open(self, scope: Scope, admitted: bool) -> Response:
         if scope["method"] != "GET":
-            return _refused(405, "Only GET.")
+            return refused(405, "Only GET.")
         cookie = self._keys.take(_code(scope))
         if cookie is None and admitted:
             return RedirectResponse(f"/{self._keys.folder}/", status_code=303)
         if cookie is None:
-            return _refused(
+            return refused(
                 403,
                 "This code is wrong or already used. It works once: in that browser, paste the address into the "
                 "address bar. For another browser, restart the command and open the new address.",
@@ -121,7 +121,22 @@ class AccessControl:
         return page
 
 
-def _refused(status: int, sentence: str) -> Response:
+def check(scope: Scope, origin_of: Callable[[str], str | None], help_text: str) -> Response | None:
+    """Return the response to a request of an unknown host, or of a page of another origin; None for others.
+
+    ``origin_of`` returns the origin of the pages below a Host header, None for an unknown host.
+    """
+    headers = Headers(scope=scope)
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    own = origin_of(hosts[0]) if len(hosts) == 1 else None
+    if own is None:
+        return refused(421, f"Unknown host: {help_text}.")
+    if origins != [own] and (origins or scope["method"] not in _SAFE):
+        return refused(403, "Requests from other pages are rejected.")
+    return None
+
+
+def refused(status: int, sentence: str) -> Response:
     return PlainTextResponse(f"{sentence}\n", status_code=status)
 
 
@@ -133,18 +148,21 @@ def _code(scope: Scope) -> str:
     return fields.get("code", [""])[0]
 
 
-def _cookies(headers: Headers) -> list[str]:
+def cookies_of(scope: Scope, wanted: str) -> list[str]:
     """Return the values of this cookie name; other cookies can have any format."""
-    pairs = (pair.partition("=") for header in headers.getlist("cookie") for pair in header.split(";"))
-    return [value.strip() for name, _, value in pairs if name.strip() == COOKIE][:_MAX_COOKIES]
+    headers = Headers(scope=scope).getlist("cookie")
+    pairs = (pair.partition("=") for header in headers for pair in header.split(";"))
+    return [value.strip() for name, _, value in pairs if name.strip() == wanted][:_MAX_COOKIES]
 
 
-def _sealed(send: Send) -> Send:
-    async def sealed(message: Message) -> None:
+def sealed(send: Send) -> Send:
+    """Return ``send`` with the security headers."""
+
+    async def with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(scope=message)
             for name, value in HEADERS.items():
                 headers[name] = value
         await send(message)
 
-    return sealed
+    return with_headers

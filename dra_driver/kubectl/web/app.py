@@ -5,7 +5,7 @@ import logging
 import shlex
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -130,7 +130,8 @@ class PageSources(Struct, frozen=True, kw_only=True):
     """Sources of the pages. ``use`` is None without exporters; ``about`` names the cluster.
 
     ``past`` reads samples of Prometheus by seconds and labels; ``past_results`` keeps its answers, apart from slow
-    computations. ``taken`` describes the time of a snapshot, "" for a live cluster.
+    computations. ``taken`` describes the time of a snapshot, "" for a live cluster. ``is_over`` ends streams: the
+    visitor's session has ended. ``is_visitor``: the page belongs to one of several visitors, who can sign out.
     """
 
     cluster: Periodic[SeenCluster]
@@ -140,10 +141,38 @@ class PageSources(Struct, frozen=True, kw_only=True):
     past: Callable[[int, Mapping[str, str]], object] | None = None
     past_results: BackgroundResults = field(default_factory=BackgroundResults)
     taken: str = ""
+    is_over: Callable[[], bool] = lambda: False
+    is_visitor: bool = False
+    max_streams: int = MAX_STREAMS
+    tries: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(TRIES_AT_ONCE))
+    """Running explanations of pasted manifests."""
+
+    def start(self) -> None:
+        for each in self._readers:
+            each.start()
+
+    def stop(self, timeout_s: float) -> None:
+        """Stop the threads. Idempotent."""
+        for each in self._readers:
+            each.stop(timeout_s)
+
+    @property
+    def _readers(self) -> Iterator[Periodic[Any] | BackgroundResults]:
+        yield from (self.cluster, self.background_results)
+        yield from (self.use,) if self.use else ()
+        yield from (self.past_results,) if self.past else ()
+
+
+STATIC: Final = Mount("/static", StaticFiles(directory=HERE / "static"))
 
 
 def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASGIApp:
-    pages = Pages(sources, f"/{keys.folder}")
+    return AccessControl(pages_below(f"/{keys.folder}", sources), keys, hosts)
+
+
+def pages_below(base: str, sources: PageSources) -> Starlette:
+    """Return the pages with addresses that begin with ``base``, without access control."""
+    pages = Pages(sources, base)
     routes = [
         Route("/", pages.fleet),
         Route("/faults", pages.faults),
@@ -162,11 +191,10 @@ def application(sources: PageSources, keys: Keys, hosts: tuple[str, ...]) -> ASG
         Route("/capacity", pages.capacity),
         Route("/events", pages.events),
         Route("/live", pages.live),
-        Mount("/static", StaticFiles(directory=HERE / "static")),
+        STATIC,
     ]
     handlers: Mapping[Any, Any] = {404: pages.missing, 500: pages.broken}
-    app = Starlette(routes=[Mount(f"/{keys.folder}", routes=routes)], exception_handlers=handlers)
-    return AccessControl(app, keys, hosts)
+    return Starlette(routes=[Mount(base, routes=routes)], exception_handlers=handlers)
 
 
 def templates() -> Environment:
@@ -202,7 +230,6 @@ class Pages:
         self._base = base
         self._templates = templates()
         self._streams = 0
-        self._tries = threading.Semaphore(TRIES_AT_ONCE)  # running explanations of pasted manifests
 
     async def fleet(self, request: Request) -> Response:
         seen, query = self._seen(request), _query(request)
@@ -421,7 +448,7 @@ class Pages:
 
     async def try_it(self, request: Request) -> Response:
         try:
-            fields = await _form(request)
+            fields = await read_form(request, MAX_BYTES)
         except ValueError as error:
             return self._page(request, "gone.html", status=413, sentence=str(error))
         text, namespace = fields.get("manifest", ""), fields.get("namespace", "") or "default"
@@ -430,7 +457,7 @@ class Pages:
         return StreamingResponse(self._tried(request, head, tail, text, namespace), media_type="text/html")
 
     async def live(self, request: Request) -> Response:
-        if self._streams >= MAX_STREAMS:
+        if self._streams >= self._sources.max_streams:
             return Response(status_code=503)
         headers = {"x-accel-buffering": "no"}
         return StreamingResponse(self._changes(request), media_type="text/event-stream", headers=headers)
@@ -490,6 +517,7 @@ class Pages:
             path=request.url.path.removeprefix(self._base),
             about=self._sources.about,
             taken=self._sources.taken,
+            is_visitor=self._sources.is_visitor,
             theme=theme if (theme := request.cookies.get("dra_theme", "")) in ("dark", "light") else "",
             counts={"/faults": len(seen.cluster.faults), "/pending": sum(each.count for each in seen.cluster.waiting)},
             memory_ratio=memory_ratio,
@@ -517,10 +545,10 @@ class Pages:
 
     async def _answers(self, request: Request, text: str, namespace: str) -> AsyncIterator[str]:
         state = self._seen(request).cluster.state
-        if not self._tries.acquire(blocking=False):
+        if not self._sources.tries.acquire(blocking=False):
             yield self._render(request, "_problem.html", sentence="Two trials are already running. Try again.")
             return
-        answer = in_thread(lambda: tried(state, text, namespace), self._tries.release)
+        answer = in_thread(lambda: tried(state, text, namespace), self._sources.tries.release)
         try:
             try:
                 reports = await asyncio.wait_for(asyncio.shield(answer), FIRST_WAIT_S)
@@ -544,7 +572,7 @@ class Pages:
         try:
             known, silent = None, 0
             yield "retry: 2000\n\n"
-            while not await request.is_disconnected():
+            while not self._sources.is_over() and not await request.is_disconnected():
                 seen = self._look()
                 silent += 1
                 if (now := (seen.number, seen.reading.at if seen.reading else None)) != known or silent >= _KEEP_ALIVE:
@@ -575,14 +603,14 @@ def _visible(value: object) -> object:
     return "".join(each if each.isprintable() or each in "\r\n\t" else "?" for each in value)
 
 
-async def _form(request: Request) -> dict[str, str]:
+async def read_form(request: Request, max_bytes: int) -> dict[str, str]:
     """Return the fields of a small form. Raises ValueError if it is too large."""
-    most, body = 4 * MAX_BYTES, bytearray()  # form encoding can triple each byte
+    most, body = 4 * max_bytes, bytearray()  # form encoding can triple each byte
     try:
         async for chunk in request.stream():
             body += chunk
             if len(body) > most:
-                raise ValueError(f"More than {MAX_BYTES >> 10} KiB: paste fewer objects.")
+                raise ValueError(f"More than {max_bytes >> 10} KiB: paste less.")
     except ClientDisconnect:
         return {}
     fields = parse_qs(bytes(body).decode("utf-8", "replace"), keep_blank_values=True, max_num_fields=8)

@@ -65,7 +65,8 @@ class GpuRow(Struct, frozen=True, kw_only=True):
 
     ``offers`` are the published forms (``whole``, ``3g.40gb``, ``share``); ``health`` is "" if unknown. ``since`` is
     the RFC 3339 time of the oldest health taint, "" if unknown. ``closed`` is the reason that new claims cannot use it,
-    or that its claims are unknown; "" otherwise.
+    or that its claims are unknown; "" otherwise. ``is_unprepared``: its node offers it and reports no prepared claim;
+    None without a report.
     """
 
     node: str
@@ -89,6 +90,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     unhealthy: Sequence[str] = ()
     since: str = ""
     closed: str = ""
+    is_unprepared: bool | None = None
     place: GpuPlace = NOWHERE
 
     @property
@@ -154,6 +156,15 @@ class Totals(Struct, frozen=True, kw_only=True):
 class SeenFleet(Struct, frozen=True, kw_only=True):
     nodes: Sequence[NodeRow] = ()
     totals: Totals = Totals()
+
+    @property
+    def unprepared(self) -> Mapping[str, int] | None:
+        """Healthy GPUs by model that their nodes offer and report without a prepared claim: no more can be free. None
+        if a node does not report."""
+        gpus = [gpu for row in self.nodes if not row.problem for gpu in row.gpus if not gpu.is_unhealthy]
+        if any(gpu.is_unprepared is None for gpu in gpus):
+            return None
+        return Counter(gpu.product or "GPU" for gpu in gpus if gpu.is_unprepared and not gpu.parts)
 
     def node(self, name: str) -> NodeRow | None:
         return next((node for node in self.nodes if node.name == name), None)
@@ -474,6 +485,7 @@ def _with_report(row: GpuRow, reported: NodeGpu | None) -> GpuRow:
         health=health,
         causes=reported.causes,
         message=message,
+        is_unprepared=bool(reported.offered_as) and reported.used_as is PublishedForm.FREE,
     )
 
 

@@ -10,8 +10,9 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import UTC, datetime
+from itertools import chain
 from typing import Final, Generic, Protocol, TypeVar
 
 from msgspec import Struct
@@ -96,7 +97,6 @@ gc_control: Final = GcControl()
 log = logging.getLogger(__name__)
 
 MAX_KEPT: Final = 500
-_STOP_S: Final = 2.0
 
 
 class BackgroundResult(Struct, frozen=True, kw_only=True):
@@ -122,8 +122,14 @@ class BackgroundResults:
     def start(self) -> None:
         self._worker.start()
 
-    def stop(self) -> None:
-        self._worker.stop(_STOP_S)
+    def stop(self, timeout_s: float) -> None:
+        self._worker.stop(timeout_s)
+
+    def drop(self) -> None:
+        """Drop all answers, because numbers of states start again."""
+        with self._lock:
+            self._answers.clear()
+            self._wanted.clear()
 
     def ask(self, key: Hashable, number: int, compute: Callable[[], object]) -> BackgroundResult | None:
         """Return the last answer for ``key``. If it is not of state ``number``, schedule its computation."""
@@ -199,10 +205,11 @@ class Periodic(Generic[Value]):
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         same: Callable[[Value, Value], bool] = lambda one, other: False,  # noqa: ARG005
         rest: Callable[[], object] = lambda: None,
+        keeps: bool = True,
     ) -> None:
-        """``rest`` is called after `VIEWED_S` without a request."""
+        """``rest`` is called after `VIEWED_S` without a request; then the last reading is dropped if not ``keeps``."""
         self._read = read
-        self._same, self._rest = same, rest
+        self._same, self._rest, self._keeps = same, rest, keeps
         self._interval_s = interval_s
         self._clock = clock
         self._now = now
@@ -217,9 +224,9 @@ class Periodic(Generic[Value]):
     def start(self) -> None:
         self._worker.start()
 
-    def stop(self) -> None:
-        """Stop the thread; a hung reading ends with the process."""
-        self._worker.stop(_STOP_S)
+    def stop(self, timeout_s: float) -> None:
+        """Stop the thread; a hung reading ends with the process. Idempotent."""
+        self._worker.stop(timeout_s)
 
     def asked(self) -> "LastRead[Value] | None":
         """Return the last reading, and keep reading for another minute."""
@@ -255,6 +262,9 @@ class Periodic(Generic[Value]):
         self._worker.pause(max(self._interval_s, _REST * took))
         if self._clock() - self._asked_at <= VIEWED_S:
             return 0.0
+        if not self._keeps:
+            self._reading = None
+            self.changes += 1
         self._rest()
         return None
 
@@ -342,11 +352,11 @@ MAX_NODES: Final = 20_000
 
 
 class LiveSource:
-    """Cluster of a kubeconfig; reads ``namespace`` if the user cannot list all namespaces. For one thread."""
+    """Cluster of a client; reads ``namespaces`` if the user cannot list all namespaces. For one thread."""
 
-    def __init__(self, api: StateReader, namespace: str = "") -> None:
+    def __init__(self, api: StateReader, *namespaces: str) -> None:
         self._api = api
-        self._namespace = namespace
+        self._namespaces = tuple(filter(None, namespaces))
 
     def state(self) -> ClusterState:
         found = read_cluster(self._api)
@@ -354,10 +364,10 @@ class LiveSource:
         gaps = []
         for gap in found.gaps:
             kind = next((each for each in KINDS if each.namespaced and gap.startswith(f"{each.resource}: ")), None)
-            items = read_in_namespace(self._api, kind, self._namespace) if kind and self._namespace else None
-            if kind is not None and items is not None:
-                own[kind.field] = items
-                gap += f"; only namespace {self._namespace} is shown"  # noqa: PLW2901 - the gap with its remedy
+            items = {each: read_in_namespace(self._api, kind, each) for each in self._namespaces} if kind else {}
+            if kind is not None and (read := {name: found for name, found in items.items() if found is not None}):
+                own[kind.field] = tuple(chain.from_iterable(read.values()))
+                gap += f"; only namespace {', '.join(read)} is shown"  # noqa: PLW2901 - the gap with its remedy
             gaps.append(gap)
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
@@ -383,8 +393,55 @@ class LiveSource:
             return ()
         except ForbiddenError as error:
             gaps.append(f"resourcequotas: {missing_right(error)}")
-            return ()
+            return self._own_quotas()
         return found
+
+    def _own_quotas(self) -> list[object]:
+        found: list[object] = []
+        for namespace in self._namespaces:
+            with suppress(ForbiddenError, NotFoundError):
+                found += self._api.list(paths.resource_quotas(namespace))["items"]
+        return found
+
+
+class OwnSource(LiveSource):
+    """As `LiveSource`, for one of several visitors. GpuNodes name claims of all namespaces: a visitor who may not list
+    all claims gets the claims of ``namespaces``."""
+
+    def __init__(self, api: StateReader, *namespaces: str) -> None:
+        super().__init__(api, *namespaces)
+        self._is_limited = True
+
+    def state(self) -> ClusterState:
+        found = super().state()
+        self._is_limited = any(gap.startswith("resourceclaims:") for gap in found.gaps)
+        return found
+
+    def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
+        found = super().gpu_nodes(gaps)
+        return {name: self._own(status) for name, status in found.items()} if self._is_limited else found
+
+    def _own(self, status: GpuNodeStatus) -> GpuNodeStatus:
+        usage, own = status.usage, self._namespaces
+        shown = replace(
+            usage,
+            over_grant=tuple(each for each in usage.over_grant if each.namespace in own),
+            idle=tuple(each for each in usage.idle if each.namespace in own),
+            unattributed=tuple(replace(each, commands=()) for each in usage.unattributed),
+        )
+        policies = (replace(each, waiting_for=(), message=None) for each in status.policies)
+        gpus = (
+            replace(each, waiting=each.waiting and "Newer terms wait until the GPU is free.") for each in status.gpus
+        )
+        problems = (replace(each, message=each.reason) for each in status.problems)
+        return replace(
+            status,
+            usage=shown,
+            policies=tuple(policies),
+            gpus=tuple(gpus),
+            problems=tuple(problems),
+            summary=None,
+        )
 
 
 class FileSource:

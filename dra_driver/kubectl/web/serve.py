@@ -1,10 +1,12 @@
-"""Start and stop the web UI: listen on loopback, start the readers, print the address, serve until a signal.
+"""Start and stop the web UI: listen, start the readers, print the address, serve until a signal. With sign-in, each
+visitor's session has its own readers.
 
 At the end, the server stops first (open streams end within 1 s), then the readers. Their threads are daemons.
 """
 
 import asyncio
 import socket
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import ClassVar, Final
@@ -12,18 +14,23 @@ from typing import ClassVar, Final
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
-from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.errors import ConfigurationError, UnauthorizedError
+from dra_driver.core.text import cut, printable
+from dra_driver.kube.rest import RestClient
 from dra_driver.kubectl.usage.device_use import UseReport
 from dra_driver.kubectl.web.access_control import ADMITTED, Keys
-from dra_driver.kubectl.web.app import PageSources, application
+from dra_driver.kubectl.web.app import TRIES_AT_ONCE, PageSources, application
 from dra_driver.kubectl.web.reading import (
     BackgroundResults,
+    OwnSource,
     Periodic,
     ReadsCluster,
+    SeenCluster,
     gc_control,
     read_state,
     same_cluster,
 )
+from dra_driver.kubectl.web.sessions import ReadsWithToken, Visitors
 from dra_driver.kubectl.web.use_history import WINDOW_S, UseHistory, UseSample
 
 
@@ -69,6 +76,12 @@ class BoundedConnection(H11Protocol):
 LOOPBACK: Final = "127.0.0.1"
 CLUSTER_S: Final = 5.0
 USE_S: Final = 15.0
+_STOP_S: Final = 2.0
+MAX_STREAMS_OF_VISITOR: Final = 8
+READINGS_AT_ONCE: Final = 2
+"""Readings of a large cluster leave processor time for pages of other visitors."""
+MAX_POINTS_OF_VISITOR: Final = 50_000
+"""Values of use that a session keeps for charts: with 1,000 nodes a minute, with 100 nodes ten."""
 
 
 def serve(
@@ -87,8 +100,7 @@ def serve(
 
     ``read_past`` returns samples of a window in seconds, of series with the labels; none means all series.
     """
-    listening = _listening(port)
-    with listening:
+    with _listening(port) as listening:
         port = listening.getsockname()[1]
         keys = Keys()
         last_hour = partial(read_past, WINDOW_S, {}) if read_past else tuple
@@ -103,15 +115,74 @@ def serve(
             taken=taken,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))
-        readers = [each for each in (sources.cluster, sources.background_results, sources.use) if each is not None]
-        for reader in readers:
-            reader.start()
+        sources.start()
         try:
             say(f"http://{LOOPBACK}:{port}/{keys.folder}/open?code={keys.code}")
             uvicorn.Server(server_config(app)).run(sockets=[listening])
         finally:
-            for reader in readers:
-                reader.stop()
+            sources.stop(_STOP_S)
+
+
+def serve_visitors(
+    read: ReadsWithToken,
+    *,
+    origins: Mapping[str, str],
+    port: int,
+    everywhere: bool,
+    max_sessions: int,
+    say: Callable[[str], None],
+) -> None:
+    """Serve visitors until SIGINT or SIGTERM; ``everywhere`` listens on all addresses. Raises ConfigurationError if the
+    port is taken."""
+    visitors = Visitors(read, origins, max_sessions)
+    with _listening(port, everywhere=everywhere) as listening:
+        say(f"http://{LOOPBACK}:{listening.getsockname()[1]}/")
+        try:
+            uvicorn.Server(server_config(visitors)).run(sockets=[listening])
+        finally:
+            visitors.close()
+
+
+def reader_with_tokens(
+    connect: Callable[[str], RestClient], read_use: Callable[[RestClient], UseReport]
+) -> ReadsWithToken:
+    """``connect`` returns a client with a token."""
+    tries, readings = threading.Semaphore(TRIES_AT_ONCE), threading.Semaphore(READINGS_AT_ONCE)
+
+    def begin(token: str, namespaces: Sequence[str], expired: Callable[[], None]) -> PageSources:
+        review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
+        found = connect(token).create("/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
+        user = printable(cut(str(found["status"]["userInfo"].get("username", "")), 253))
+        account = user.split(":")[2:] if user.startswith("system:serviceaccount:") else []
+        source = OwnSource(connect(token), *(namespaces or account[:1]))
+
+        def read() -> SeenCluster:
+            try:
+                with readings:
+                    return read_state(source)
+            except UnauthorizedError:
+                expired()
+                raise
+
+        def rest() -> None:
+            results.drop()
+            gc_control.sweep()
+
+        history = UseHistory(partial(read_use, connect(token)), max_points=MAX_POINTS_OF_VISITOR)
+        results = BackgroundResults()
+        sources = PageSources(
+            cluster=Periodic("page-cluster", read, CLUSTER_S, same=same_cluster, rest=rest, keeps=False),
+            background_results=results,
+            about=user,
+            use=Periodic("page-use", history.read, USE_S, keeps=False),
+            is_visitor=True,
+            max_streams=MAX_STREAMS_OF_VISITOR,
+            tries=tries,
+        )
+        sources.start()
+        return sources
+
+    return begin
 
 
 def server_config(app: object) -> uvicorn.Config:
@@ -130,13 +201,13 @@ def server_config(app: object) -> uvicorn.Config:
     )
 
 
-def _listening(port: int) -> socket.socket:
-    found = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+def _listening(port: int, *, everywhere: bool = False) -> socket.socket:
+    """Listen, because the address is printed before the server accepts."""
+    is_dual = everywhere and socket.has_dualstack_ipv6()
+    address = "" if everywhere else LOOPBACK
     try:
-        found.bind((LOOPBACK, port))
-        found.listen(128)  # the address is printed before the server accepts
+        return socket.create_server(
+            (address, port), family=socket.AF_INET6 if is_dual else socket.AF_INET, backlog=128, dualstack_ipv6=is_dual
+        )
     except OSError as error:
-        found.close()
-        raise ConfigurationError(f"--port {port}: cannot listen on {LOOPBACK}:{port}: {error.strerror}") from error
-    return found
+        raise ConfigurationError(f"--port {port}: cannot listen on {address}:{port}: {error.strerror}") from error

@@ -66,12 +66,13 @@ class UseHistory:
         read: Callable[[], UseReport],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
         past: Callable[[], Sequence[UseSample]] = tuple,
+        max_points: int = MAX_POINTS,
     ) -> None:
         """``past`` returns earlier samples at the first `read`; it can raise DraError."""
         self._read = read
         self._past: Callable[[], Sequence[UseSample]] | None = past
         self._gaps: tuple[str, ...] = ()
-        self._now = now
+        self._now, self._max_points = now, max_points
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
@@ -85,7 +86,7 @@ class UseHistory:
         uses = uses_by_device(report.uses)
         gpus = {(each.node, each.device): each for each in report.gpus}
         self._samples.append(UseSample(self._now(), uses, gpus))
-        while len(self._samples) > 1 and sum(each.size for each in self._samples) > MAX_POINTS:
+        while len(self._samples) > 1 and sum(each.size for each in self._samples) > self._max_points:
             self._samples.popleft()
         return UseNow(report=report, uses=uses, gpus=gpus, samples=tuple(self._samples))
 

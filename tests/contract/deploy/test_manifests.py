@@ -24,7 +24,7 @@ NOT_EMBEDDED = frozenset(("MutatingAdmissionPolicy", "MutatingAdmissionPolicyBin
 CLUSTER_SCOPED = NOT_EMBEDDED | {kind.kind for kind in ALL_KINDS if not kind.namespaced}
 SWITCHES = (
     *("mpsHost", "exporter", "controller", "eviction", "claimStatus", "claimEvents", "drainer", "networkPolicy"),
-    *("usageReader", "resourceQuota", "openshift", "podToleration"),
+    *("usageReader", "resourceQuota", "openshift", "podToleration", "ui"),
 )
 EVERYTHING: Obj = {
     **{name: {"enabled": True} for name in SWITCHES},
@@ -128,16 +128,21 @@ def pods(objects: list[Obj]) -> list[Obj]:
 
 def test_every_image_has_a_registry_and_a_version() -> None:
     """Container runtimes complete a short name in different ways, and one that exists elsewhere may be pulled."""
-    assert images(chart.objects(EVERYTHING)) == {"localhost/dra-driver:0.1.0"}
+    assert images(chart.objects(EVERYTHING)) == {"localhost/dra-driver:0.1.0", "localhost/dra-driver-ui:0.1.0"}
     digest = "sha256:" + "a" * 64
-    values = EVERYTHING | {"image": {"repository": "registry.example:5000/gpu/dra", "tag": "x", "digest": digest}}
-    assert images(chart.objects(values)) == {f"registry.example:5000/gpu/dra:x@{digest}"}
+    image = {"repository": "registry.example:5000/gpu/dra", "tag": "x", "digest": digest}
+    ui = {"enabled": True, "image": image | {"repository": "registry.example/ui"}}
+    values = EVERYTHING | {"image": image, "ui": ui}
+    assert images(chart.objects(values)) == {
+        f"registry.example:5000/gpu/dra:x@{digest}",
+        f"registry.example/ui:x@{digest}",
+    }
     assert "at '/image/repository'" in chart.refusal({"image": {"repository": "dra-driver"}})
 
 
 def test_every_pod_gets_the_pull_secrets() -> None:
     specs = pods(chart.objects(EVERYTHING))
-    assert len(specs) == 5
+    assert len(specs) == 6
     assert all(spec["imagePullSecrets"] == [{"name": "registry"}] for spec in specs)
 
 
@@ -240,6 +245,9 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"policies": {"pool.txt": "kind: GpuPolicy"}}, "at '/policies': additional properties 'pool.txt' not allowed"),
     ({"controller": {"replicas": 0}}, "at '/controller/replicas': minimum: got 0, want 1"),
     ({"driverName": "GPU.nvidia.com"}, "at '/driverName'"),
+    ({"ui": {"origins": ["http://gpus.example.com"]}}, "at '/ui/origins/0'"),
+    ({"ui": {"origins": ["https://a --all"]}}, "at '/ui/origins/0'"),
+    ({"ui": {"maxSessions": 0}}, "at '/ui/maxSessions': minimum: got 0, want 1"),
     ({"podToleration": {"key": 'x"] || true'}}, "at '/podToleration/key'"),  # it ends in an expression
     *(
         ({"node": {"settings": {name: "x"}}}, f"at '/node/settings': additional properties '{name}' not allowed")

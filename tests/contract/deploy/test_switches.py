@@ -1,5 +1,6 @@
 """Each switch of deploy/chart: which objects it adds, and that it changes nothing else."""
 
+import argparse
 import re
 import shutil
 from pathlib import Path
@@ -11,6 +12,9 @@ import yaml
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.options import load
 from dra_driver.config.settings import load_node_settings
+from dra_driver.kube.connection import SERVICE_ACCOUNT_DIR
+from dra_driver.kubectl.commands import ui
+from dra_driver.kubectl.web.sessions import origins_of
 from dra_driver.node.process.detaching import LABELS, PAUSED
 from dra_driver.scheduler.allocation.nodes import NodeUsage, unfit_reason
 from tests.fakes import chart
@@ -29,6 +33,7 @@ ADDED: list[tuple[str, set[tuple[str, str]]]] = [
     ("claimEvents", {(kind, "dra-driver-claim-events") for kind in ("ClusterRole", "ClusterRoleBinding")}),
     ("drainer", {("ClusterRole", "dra-driver-drainer"), ("Role", "dra-driver-drainer")}),
     ("networkPolicy", {("NetworkPolicy", "dra-driver")}),
+    ("ui", {(kind, "dra-driver-ui") for kind in ("ServiceAccount", "Deployment", "Service")}),
     ("resourceQuota", {("ResourceQuota", "dra-driver")}),
     ("openshift", {("RoleBinding", f"dra-driver-scc-{name}") for name in ("privileged", "nonroot")}),
 ]
@@ -109,6 +114,58 @@ def test_the_network_policy_selects_all_pods() -> None:
     workloads = [obj for obj in objects if obj["kind"] in {"DaemonSet", "Deployment"}]
     labels = [obj["spec"]["template"]["metadata"]["labels"] for obj in workloads]
     assert {label[expression["key"]] for label in labels} == set(expression["values"])
+
+
+def test_the_page_in_the_cluster_has_no_rights_and_no_token() -> None:
+    """Pod Security Standards, profile restricted; of the cluster, it mounts the CA only."""
+    objects = chart.objects({"ui": {"enabled": True}})
+    bindings = [obj for obj in objects if "dra-driver-ui" in str(obj.get("subjects"))]
+    assert bindings == []
+    assert chart.found(objects, "ServiceAccount", "dra-driver-ui")["automountServiceAccountToken"] is False
+    pod = pod_spec(objects, "Deployment", "dra-driver-ui")
+    (container,) = pod["containers"]
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["volumes"] == [
+        {"name": "ca", "configMap": {"name": "kube-root-ca.crt", "items": [{"key": "ca.crt", "path": "ca.crt"}]}}
+    ]
+    assert container["volumeMounts"][0]["mountPath"] == str(SERVICE_ACCOUNT_DIR)
+    assert pod["securityContext"]["runAsNonRoot"]
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    own = container["securityContext"]
+    assert (own["allowPrivilegeEscalation"], own["readOnlyRootFilesystem"]) == (False, True)
+    assert own["capabilities"] == {"drop": ["ALL"]}
+    assert {"cpu", "memory"} <= container["resources"]["limits"].keys()
+    assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+
+
+def test_arguments_of_the_page_are_valid_and_its_ports_agree() -> None:
+    values = {"enabled": True, "origins": ["https://gpus.example.com"], "maxSessions": 3}
+    objects = chart.objects({"ui": values, "networkPolicy": {"enabled": True}}, namespace="gpus")
+    (container,) = pod_spec(objects, "Deployment", "dra-driver-ui")["containers"]
+    assert container["args"][0] == "ui"
+    parser = argparse.ArgumentParser()
+    ui.add_arguments(parser)
+    args = parser.parse_args(container["args"][1:])
+    assert (args.sign_in, args.all_addresses, args.max_sessions, args.driver_namespace) == (True, True, 3, "gpus")
+    assert origins_of(args.origin) == {"gpus.example.com": "https://gpus.example.com"}
+    ports = [port["containerPort"] for port in container["ports"]]
+    assert ports == [args.port]
+    service = chart.found(objects, "Service", "dra-driver-ui")["spec"]
+    assert (service["type"], service["ports"][0]["targetPort"]) == ("ClusterIP", container["ports"][0]["name"])
+    policy = chart.found(objects, "NetworkPolicy", "dra-driver-ui")["spec"]
+    labels = chart.found(objects, "Deployment", "dra-driver-ui")["spec"]["template"]["metadata"]["labels"]
+    assert service["selector"] == policy["podSelector"]["matchLabels"] == labels
+    assert policy["ingress"][0]["ports"] == [{"port": args.port}]
+    assert policy["ingress"][0]["from"] == [{"namespaceSelector": {"matchLabels": {"gpu.dra-driver.io/ui": "true"}}}]
+    for name in ("readinessProbe", "livenessProbe"):
+        assert container[name]["httpGet"]["httpHeaders"] == [{"name": "Host", "value": "localhost"}]
+
+
+def test_on_openshift_the_page_may_run_as_its_fixed_user() -> None:
+    objects = chart.objects({"ui": {"enabled": True}, "openshift": {"enabled": True}, "controller": {"enabled": False}})
+    (subject,) = chart.found(objects, "RoleBinding", "dra-driver-scc-nonroot")["subjects"]
+    assert subject["name"] == "dra-driver-ui"
 
 
 def test_the_quota_is_for_the_priority_classes_that_are_used() -> None:

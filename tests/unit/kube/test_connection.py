@@ -12,7 +12,7 @@ import yaml
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.access import Access, plain_kubeconfig, service_account, uses_proxy
-from dra_driver.kube.connection import Connection
+from dra_driver.kube.connection import Connection, token_connection
 from dra_driver.kube.kubeconfig import Kubeconfig
 from tests.harness.raising import fails
 
@@ -266,3 +266,27 @@ def test_a_context_is_taken_from_a_kubeconfig_in_a_pod_too(tmp_path: Path) -> No
     environ = pod_environment(tmp_path) | {"KUBECONFIG": path}
     found = Connection.load(context="east", environ=environ, service_account_dir=tmp_path)
     assert found.base_url == "https://east.example:6443"
+
+
+def test_a_visitors_connection_has_no_credentials_of_the_kubeconfig(tmp_path: Path) -> None:
+    config = kubeconfig(tmp_path / "config", {"token": "of-the-owner"}, **{"insecure-skip-tls-verify": True})
+    make = token_connection(str(config))
+    connection = make("of-ann")
+    assert connection.base_url == "http://127.0.0.1:1"
+    assert connection.auth_headers() == {"authorization": "Bearer of-ann"}
+    connection.renew()
+    assert connection.auth_headers() == {"authorization": "Bearer of-ann"}
+    assert "of-ann" not in connection.source
+    kubeconfig(config, {"exec": {"command": "x"}})
+    with pytest.raises(ConfigurationError, match="expected one file with a server, and a token"):
+        token_connection(str(config))
+
+
+def test_a_pod_without_a_token_serves_visitors(tmp_path: Path) -> None:
+    """It has the API server's address and CA only."""
+    environ = {"KUBERNETES_SERVICE_HOST": "10.0.0.1", "KUBERNETES_SERVICE_PORT": "443"}
+    with pytest.raises(ConfigurationError, match=r"ca\.crt cannot be read"):
+        token_connection(environ=environ, service_account_dir=tmp_path)
+    (tmp_path / "ca.crt").write_text("# a CA")
+    make = token_connection(environ=environ, service_account_dir=tmp_path)
+    assert make("of-ann").auth_headers() == {"authorization": "Bearer of-ann"}

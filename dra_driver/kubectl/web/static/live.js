@@ -23,6 +23,7 @@
     busy = true;
     try {
       const answer = await fetch(location.href, { credentials: "same-origin" });
+      if (answer.status === 401) { location.reload(); return; }
       if (answer.status === 403) { tell("access denied: restart the command", false); return; }
       const page = new DOMParser().parseFromString(await answer.text(), "text/html");
       const found = page.getElementById("live");
@@ -134,7 +135,7 @@
   const name = () => { theme.textContent = isDark() ? "Light" : "Dark"; };
   theme.addEventListener("click", () => {
     document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    document.cookie = `dra_theme=${document.documentElement.dataset.theme}; path=/${location.pathname.split("/")[1]}/; SameSite=Strict`;
+    document.cookie = `dra_theme=${document.documentElement.dataset.theme}; path=${document.documentElement.dataset.live.replace(/live$/, "")}; SameSite=Strict`;
     name();
   });
   theme.hidden = false;
@@ -145,7 +146,10 @@
     if (source || document.hidden) { return; }
     source = new EventSource(document.documentElement.dataset.live);
     source.addEventListener("state", (event) => hear(event.data));
-    source.addEventListener("error", () => tell("no connection", false));
+    source.addEventListener("error", () => {
+      tell("no connection", false);
+      if (source.readyState === EventSource.CLOSED) { look(); }  // the session has ended
+    });
   }
 
   document.addEventListener("visibilitychange", () => {

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import re
+import threading
 import weakref
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
@@ -117,6 +118,16 @@ def test_the_use_of_a_whole_gpu_is_drawn_over_time(site: Site, browser: "TestCli
     assert re.search(r'data-points="[0-9.]+\|75.0\|20.0 GiB;[0-9.]+\|75.0\|20.0 GiB"', text)
     for tick in (">80.0 GiB<", ">40.0 GiB<", ">100 %<", ">50 %<", ">500 W<", ">0 W<"):
         assert tick in text
+
+
+def test_the_thread_that_reads_ranges_from_prometheus_starts(site: Site) -> None:
+    computed = threading.Event()
+    site.sources.start()
+    try:
+        site.sources.past_results.ask("range", 1, computed.set)
+        assert computed.wait(5.0)
+    finally:
+        site.sources.stop(2.0)
 
 
 def test_a_longer_range_is_read_from_prometheus(site: Site, browser: "TestClient") -> None:

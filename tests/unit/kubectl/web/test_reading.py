@@ -9,7 +9,19 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from dra_driver.config.status import node_status
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, ForbiddenError, NotFoundError
+from dra_driver.core.model.gpu_node import (
+    GpuNodeStatus,
+    HealthWord,
+    NodePolicy,
+    PolicyOrigin,
+    PolicyState,
+    PublishedForm,
+    ReportedIdle,
+    ReportedUnattributed,
+    ReportedUsage,
+)
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
@@ -19,6 +31,7 @@ from dra_driver.kubectl.web.reading import (
     FileSource,
     GcControl,
     LiveSource,
+    OwnSource,
     Periodic,
     ReadFailure,
     read_from,
@@ -26,7 +39,7 @@ from dra_driver.kubectl.web.reading import (
 )
 from dra_driver.kubectl.web.rows import key_of
 from dra_driver.kubectl.web.use_history import MAX_SAMPLES, UseHistory
-from tests.unit.kubectl.web.objects import NOW, claim, given, seen, share, small_state
+from tests.unit.kubectl.web.objects import NOW, claim, fleet, given, seen, share, small_state, told, told_gpu
 
 
 class Script:
@@ -195,7 +208,7 @@ def test_the_reader_rests_when_no_page_asks() -> None:
     try:
         assert rested.wait(5.0)
     finally:
-        periodic.stop()
+        periodic.stop(2.0)
 
 
 class Calls(list[str]):
@@ -232,3 +245,102 @@ def test_a_page_that_is_looked_at_for_hours_does_not_grow_without_end() -> None:
             pass
     assert calls.count("collect") == 2
     assert calls[-3:] == ["unfreeze", "collect", "freeze"]
+
+
+def test_a_reader_that_keeps_nothing_drops_its_value_when_no_page_asks() -> None:
+    """An unviewed session takes no memory. It checks its token before it shows data again."""
+    rested, times = threading.Event(), itertools.chain([0.0] * 7, itertools.repeat(2 * VIEWED_S))
+    reader = Periodic("test", lambda: "state", 0.0, clock=lambda: next(times), rest=rested.set, keeps=False)
+    reader.once()
+    changes = reader.changes
+    reader.start()
+    try:
+        assert rested.wait(5.0)
+        assert reader.changes > changes
+    finally:
+        reader.stop(2.0)
+    assert reader.asked() is None
+
+
+def test_dropped_answers_are_computed_again() -> None:
+    """Numbers of states begin again with the next reading."""
+    results = BackgroundResults()
+    results.ask("key", 1, lambda: "old")
+    results.compute_one()
+    results.ask("key", 2, lambda: "old")
+    results.drop()
+    assert not results.compute_one()
+    assert results.ask("key", 1, lambda: "new") is None
+
+
+class Tenant(FakeApi):
+    """Lists namespaced objects only in these namespaces."""
+
+    def __init__(self, *namespaces: str, gpu_nodes: Any = ()) -> None:
+        super().__init__(gpu_nodes)
+        self._namespaces = namespaces
+
+    def list(self, path: str, query: Any = None) -> dict[str, Any]:
+        kind = path.rpartition("/")[2]
+        if kind not in ("resourceclaims", "pods", "resourcequotas"):
+            return super().list(path, query)
+        inside = next((each for each in self._namespaces if f"/namespaces/{each}/" in path), None)
+        if inside is None:
+            raise ForbiddenError(f"GET {path} failed: 403 Forbidden: no")
+        item = {"metadata": {"name": f"{kind}-of-{inside}", "namespace": inside}, "spec": {}, "status": {}}
+        return {"items": [item]}
+
+
+def test_objects_of_all_given_namespaces_are_read() -> None:
+    source = LiveSource(Tenant("a", "b"), "a", "none", "b", "")
+    state = source.state()
+    assert [item["metadata"]["namespace"] for item in state.claims] == ["a", "b"]
+    (gap,) = [gap for gap in state.gaps if gap.startswith("resourceclaims:")]
+    assert gap.endswith("; only namespace a, b is shown")
+    gaps: list[str] = []
+    assert [item["metadata"]["namespace"] for item in source.quotas(gaps)] == ["a", "b"]  # type: ignore[index]
+    assert gaps[0].startswith("resourcequotas: this user may not list")
+
+
+def busy_node() -> dict[str, Any]:
+    idle = [
+        ReportedIdle(namespace=each, claim=f"claim-of-{each}", claim_uid="u", since="2026-01-02T11:00:00Z", after_min=9)
+        for each in ("a", "b")
+    ]
+    stray = ReportedUnattributed(gpu="gpu-0", processes=1, since="2026-01-02T11:00:00Z", commands=("secret-of-b",))
+    policy = NodePolicy(
+        name="p",
+        origin=PolicyOrigin.OBJECT,
+        state=PolicyState.WAITING,
+        waiting_for=("b/claim-of-b",),
+        message="waits for b/claim-of-b",
+    )
+    status = replace(
+        told(told_gpu("gpu-0", "GPU-0", waiting="until claim-of-b ends"), problem="b/claim-of-b fails"),
+        usage=ReportedUsage(idle=tuple(idle), unattributed=(stray,)),
+        policies=(policy,),
+    )
+    return {"metadata": {"name": "n"}, "status": node_status(status, "2026-01-02T12:00:00Z")}
+
+
+def test_gpu_nodes_hide_claims_that_the_visitor_cannot_list() -> None:
+    for api, is_limited in ((Tenant("a", gpu_nodes=[busy_node()]), True), (FakeApi([busy_node()]), False)):
+        source = OwnSource(api, "a")
+        source.state()
+        shown = repr(source.gpu_nodes([]))
+        assert "claim-of-a" in shown
+        for word in ("claim-of-b", "secret-of-b"):
+            assert (word not in shown) is is_limited, word
+    assert "claim-of-b" not in repr(OwnSource(api, "a").gpu_nodes([]))  # before the first state
+
+
+def test_gpus_without_a_prepared_claim_are_the_most_that_can_be_free() -> None:
+    def count(node: GpuNodeStatus, *claims: dict[str, Any]) -> dict[str, int]:
+        return dict(given(fleet(small_state(*claims), n=node).unprepared))
+
+    free = told_gpu("gpu-0", "GPU-0", offered_as=(PublishedForm.WHOLE,))
+    assert count(told(free)) == {"NVIDIA H100": 1}
+    assert count(told(free), claim("a", "n", share("gpu-0", "20Gi"))) == {}
+    for more in ({"used_as": PublishedForm.WHOLE}, {"offered_as": ()}, {"health": HealthWord.UNHEALTHY}):
+        assert count(told(replace(free, **more))) == {}, more
+    assert fleet(small_state()).unprepared is None
