@@ -72,8 +72,8 @@ def queued(cluster: RealCluster, own_host: Host, kubeconfig: str, namespace: str
     }
     (tmp_path / "kueue.yaml").write_text(yaml.safe_dump(config))
     command = [os.environ["E2E_KUEUE"], "--config", str(tmp_path / "kueue.yaml")]
-    log = (tmp_path / "log").open("wb")
-    process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "KUBECONFIG": kubeconfig})
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "KUBECONFIG": kubeconfig})
     printed = [each for each in yaml.safe_load_all(dra(kubeconfig, "kueue", "queues", "-n", namespace).stdout) if each]
     try:
         for each in printed:
