@@ -96,7 +96,13 @@ def queued(cluster: RealCluster, own_host: Host, kubeconfig: str, namespace: str
                 cluster.rest.merge_patch(f"{place}/{item['metadata']['name']}", {"metadata": {"finalizers": None}})
         for crd in made:
             cluster.rest.delete(f"{CRDS}/{crd['metadata']['name']}")
+        wait(lambda: "Kueue's CRDs exist" if _kueue_crds(cluster.rest) else None, 60.0)
         shutil.rmtree(METRICS.parents[1])
+
+
+def _kueue_crds(rest: RestClient) -> list[str]:
+    names = [item["metadata"]["name"] for item in rest.list(CRDS)["items"]]
+    return [name for name in names if name.endswith(".kueue.x-k8s.io")]
 
 
 def _served(rest: RestClient) -> bool:
