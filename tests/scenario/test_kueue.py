@@ -12,6 +12,7 @@ import yaml
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kube.state_file import dump
 from dra_driver.kubectl.capacity import quotas_of, stocks_of
+from dra_driver.kubectl.capacity.kueue import ModelStock
 from dra_driver.kubectl.commands.kubectl import main
 
 DRIVER = "gpu.nvidia.com"
@@ -97,6 +98,13 @@ def test_each_model_has_own_classes_and_one_queue(tmp_path: Path, capsys: pytest
         "gpu.nvidia.com/nvidia-l4-gpus": "2",
     }
     assert [each["name"] for each in group["flavors"][0]["resources"]] == group["coveredResources"]
+
+
+def test_long_names_of_models_stay_apart() -> None:
+    stem = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation"
+    names = [quotas_of(ModelStock(product=f"{stem} {edition}", whole=1), DRIVER)[0].name for edition in ("A", "B")]
+    assert len(set(names)) == 2
+    assert max(len(name.partition("/")[2]) for name in names) <= 63 - len("-multiprocessors") + len("-gpus")
 
 
 def test_without_devices_the_cause_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

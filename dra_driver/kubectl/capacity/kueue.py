@@ -7,6 +7,7 @@ fewest of the smallest profile: memory alone admits more than fits. Tainted GPUs
 Sources: kubernetes-sigs/kueue pkg/config/validation.go, pkg/dra/{claims,counters,capacity}.go, keps/2941-DRA.
 """
 
+import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,7 +27,7 @@ QUEUE: Final = "gpus"
 MAX_MAPPINGS: Final = 16
 _GATE: Final = "KueueDRAIntegrationConsumableCapacity"
 _WORD: Final = re.compile(r"[^a-z0-9]+")
-_MAX_NAME: Final = 63
+_MAX_SLUG: Final = 40  # the names of quotas have at most 63 characters
 
 
 class ModelStock(Struct, kw_only=True):
@@ -112,7 +113,7 @@ class Quota(Struct, frozen=True, kw_only=True):
 
 def quotas_of(stock: ModelStock, driver: str) -> list[Quota]:
     slug = _slug(stock.product)
-    prefix, select = f"{driver}/{slug}"[: _MAX_NAME + len(driver)], _selector(stock, driver)
+    prefix, select = f"{driver}/{slug}", _selector(stock, driver)
     found = []
     if stock.costs:
         classes = (f"{slug}.gpu.nvidia.com", f"{slug}.mig.nvidia.com")
@@ -201,7 +202,10 @@ def _selector(stock: ModelStock, driver: str) -> str:
 
 
 def _slug(product: str) -> str:
-    return _WORD.sub("-", product.lower()).strip("-")[:40].strip("-")
+    """Return the model as a part of names; the end of a long one is a hash, which tells it from others."""
+    slug = _WORD.sub("-", product.lower()).strip("-")
+    mark = hashlib.sha256(product.encode()).hexdigest()[:6]
+    return slug if len(slug) <= _MAX_SLUG else f"{slug[: _MAX_SLUG - 7].strip('-')}-{mark}"
 
 
 def _amount(value: int, name: str) -> str:
