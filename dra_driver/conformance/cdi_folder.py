@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from dra_driver.conformance.cdi_edits import NO_EDITS, AnsweredEdits, CdiDocument, MergedEdits
 from dra_driver.core import yaml_text
+from dra_driver.core.convert import convert
 from dra_driver.core.text import cut, quoted
 
 MAX_FILES: Final = 4096
@@ -111,7 +112,7 @@ def read(path: Path) -> CdiFile:
         if len(data) > MAX_BYTES:
             return CdiFile(path=path, problem=f"larger than {MAX_BYTES >> 20} MiB")
         raw = json.loads(data) if path.suffix == ".json" else yaml_text.load(data)
-        document = msgspec.convert(raw, CdiDocument)
+        document = convert(raw, CdiDocument)
     except msgspec.ValidationError as error:
         return CdiFile(path=path, problem=str(error))
     except (OSError, ValueError, RecursionError) as error:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.core.text import one_line, wrapped
 
@@ -221,7 +222,7 @@ def findings_from_wire(wire: object, where: str) -> tuple[Finding, ...]:
     if not isinstance(wire, list) or len(wire) > _MOST:
         raise ConfigurationError(f"{where}: findings must be a list of at most {_MOST}")
     try:
-        return tuple(_bounded(each) for each in msgspec.convert(wire, tuple[Finding, ...]))
+        return tuple(_bounded(each) for each in convert(wire, tuple[Finding, ...]))
     except msgspec.ValidationError as error:
         raise ConfigurationError(f"{where}: findings: {error}") from error
 

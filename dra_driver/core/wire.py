@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from datetime import datetime
 from enum import StrEnum
 from functools import cache
-from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from msgspec import NODEFAULT, DecodeError, Meta, Struct, ValidationError, convert, json
+from msgspec import NODEFAULT, DecodeError, Meta, Struct, ValidationError, json
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
 from dra_driver.core.time import rfc3339
@@ -62,7 +63,7 @@ def from_file(kind: type[S], content: bytes, name: str, *, version: int, max_byt
     if len(content) > max_bytes:
         raise ConfigurationError(f"{name} has {len(content)} bytes, expected at most {max_bytes}")
     try:
-        document = json.decode(content)
+        document = json.decode(content)  # noqa: TID251 - no struct
     except (DecodeError, RecursionError) as error:
         raise ConfigurationError(f"{name} is not JSON: {error}") from error
     found = document.get("version") if isinstance(document, dict) else None
@@ -122,7 +123,7 @@ def _read(of: _Type, value: object) -> object:
     if isinstance(of.kind, type) and issubclass(of.kind, Struct):
         return _struct(of.kind, value)
     try:
-        return convert(value, of.kind)
+        return convert(value, cast(type[Any], of.kind))
     except ValidationError as error:
         raise ValueError(str(error)) from error
 

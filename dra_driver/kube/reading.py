@@ -15,7 +15,7 @@ from functools import lru_cache
 from math import isinf
 from typing import Any, Final
 
-from msgspec.json import decode, encode
+from msgspec.json import decode, encode  # noqa: TID251 - no struct
 
 from dra_driver.core.errors import (
     AlreadyExistsError,

@@ -6,11 +6,12 @@ import re
 import types
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, ValidationError
 from msgspec.structs import FieldInfo, fields
 
+from dra_driver.core.convert import convert
 from dra_driver.kube.objects import core, resource
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -103,7 +104,7 @@ def misfit(kind: str, item: object) -> str:
 def problem_of(hint: object, value: object, path: str = "") -> str:
     """Return the error of a value of this type, with the field's path; "" for a valid value."""
     try:
-        convert(value, hint)
+        convert(value, cast(type[Any], hint))
     except (ValidationError, RecursionError, UnicodeEncodeError):  # the last for half of a surrogate pair in a text
         return _problem(hint, value, path)
     return ""

@@ -4,8 +4,9 @@ object per line)."""
 from collections.abc import Iterator
 from typing import Any
 
-from msgspec import Struct, ValidationError, convert
+from msgspec import Struct, ValidationError
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.http import HttpAnswer, TransportError
 from dra_driver.kube.reading import decoded, error_from_status

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, ValidationError, convert, field
+from msgspec import Struct, ValidationError, field
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError, InvalidSpecError
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.core.text import counted, listed

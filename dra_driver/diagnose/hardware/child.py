@@ -15,9 +15,9 @@ from importlib import import_module
 from types import FrameType
 from typing import Final
 
-import msgspec
 from msgspec import Struct, field
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import ConfigurationError, DraError
 from dra_driver.diagnose.hardware.values import Facts, Topics
 from dra_driver.hardware.driver_root.root import DriverRoot
@@ -120,7 +120,7 @@ def main(arguments: list[str]) -> int:
     name_process()
     emitter = Emitter(lines, calls)
     _stop_with_parent(int(arguments[2]))
-    task = msgspec.json.decode(sys.stdin.read(_MAX_TASK), type=Task)
+    task = decode_json(sys.stdin.read(_MAX_TASK), Task)
     try:
         module, _, function = task.reader.partition(":")
         read = getattr(import_module(f"dra_driver.diagnose.hardware.{module}"), function)

@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import decode_json
 from dra_driver.diagnose.hardware.child import name_process, own_module
 from dra_driver.hardware.sharing.control import die_with_parent
 
@@ -177,7 +178,7 @@ def _repeat(load: Load, launch: Callable[[int], None]) -> None:
 
 def main() -> int:
     name_process()
-    load = msgspec.json.decode(sys.stdin.readline(), type=Load)
+    load = decode_json(sys.stdin.readline(), Load)
     die_with_parent(load.parent)
     threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any, Final
 from uuid import UUID
 
-import msgspec
 from msgspec import Struct
 
+from dra_driver.core.convert import decode_json
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import name_process
 
@@ -113,7 +113,7 @@ def _use_device(calls: _Calls, allocate_mib: tuple[int, ...]) -> None:
 
 def main() -> int:
     name_process()
-    view = msgspec.json.decode(sys.stdin.read(_MAX_VIEW), type=ClaimView)
+    view = decode_json(sys.stdin.read(_MAX_VIEW), ClaimView)
     os.write(1, (json.dumps(run(view)) + "\n").encode())
     return 0
 

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 from msgspec import Struct
 
+from dra_driver.core.convert import decode_json
 from dra_driver.diagnose.hardware.child import name_process, own_module
 from dra_driver.hardware.gpu.nvml import probes
 
@@ -60,7 +61,7 @@ def answers(wanted: LookRequest) -> dict[str, Any]:
 
 def main() -> int:
     name_process()
-    wanted = msgspec.json.decode(sys.stdin.buffer.read(), type=LookRequest)
+    wanted = decode_json(sys.stdin.buffer.read(), LookRequest)
     if wanted.own_pids:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_NEWPID):

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Finding, Layer, Status, check_document, exit_status
 from dra_driver.hardware.gpu.nvml.errors import GONE
@@ -163,7 +164,7 @@ class HardwareReport(Struct, frozen=True, kw_only=True):
         try:
             return cls(
                 about=_mapping(document["about"]),
-                survey=msgspec.convert(document["survey"], Reading),
+                survey=convert(document["survey"], Reading),
                 records=tuple(_record(_mapping(one)) for one in document["checks"]),
                 hashed=bool(document["hashed"]),
             )
@@ -210,7 +211,7 @@ def _record(wire: Facts) -> CheckRecord:
     )
     return CheckRecord(
         number=int(wire["number"]),
-        reading=msgspec.convert(wire, Reading),
+        reading=convert(wire, Reading),
         finding=finding,
         decides=str(wire.get("decides", "")),
     )

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta, Struct, field
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import InvalidSpecError
 
 KNOWN_VERSIONS = ("0.3.0", "0.4.0", "0.5.0", "0.6.0", "0.7.0", "0.8.0", "1.0.0", "1.1.0")
@@ -342,7 +343,7 @@ def decode(text: str | bytes, source: str) -> CdiSpec:
         declared = wire.pop("cdiVersion", "") if isinstance(wire, dict) else ""
         if not isinstance(declared, str):
             raise ValueError(f"cdiVersion: expected a string, found {declared!r}")  # noqa: TRY004, TRY301 - as all mistakes
-        spec = msgspec.convert(wire, CdiSpec)
+        spec = convert(wire, CdiSpec)
         problems = (*_version_problems(declared, spec), *spec_problems(spec))
     except (ValueError, RecursionError) as mistake:
         raise InvalidSpecError(f"CDI document {source} cannot be read: {mistake}") from mistake

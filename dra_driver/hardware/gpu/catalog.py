@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from dra_driver.core import yaml_text
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError
 
 MODELS_FILE = Path(__file__).with_name("models.yaml")
@@ -125,7 +126,7 @@ class _File(Struct, rename="camel"):
 def models() -> Mapping[str, GpuModel]:
     """All boards by key, in the order of the file. Read once per process; immutable."""
     try:
-        file = msgspec.convert(load_yaml(MODELS_FILE.read_text(encoding="utf-8")), _File, str_keys=True)
+        file = convert(load_yaml(MODELS_FILE.read_text(encoding="utf-8")), _File, str_keys=True)
         tables = {name: _table(entry, file.geometries[entry.geometry]) for name, entry in file.mig_tables.items()}
         return MappingProxyType({key: _model(key, entry, tables) for key, entry in file.models.items()})
     except (msgspec.ValidationError, KeyError) as error:
@@ -168,11 +169,11 @@ def _table(entry: _MigTable, geometry: _Geometry) -> MigTable:
         memory_slices=geometry.memory_slices,
         max_devices=geometry.max_devices,
         resetless=entry.resetless,
-        profiles=msgspec.convert(tuple(rows), tuple[CatalogProfile, ...]),
+        profiles=convert(tuple(rows), tuple[CatalogProfile, ...]),
     )
 
 
 def _model(key: str, entry: Mapping[str, object], tables: Mapping[str, MigTable]) -> GpuModel:
     capability = [int(number) for number in str(entry["computeCapability"]).split(".")]
     table = tables[str(entry["mig"])] if "mig" in entry else None
-    return msgspec.convert({**entry, "key": key, "computeCapability": capability, "mig": table}, GpuModel)
+    return convert({**entry, "key": key, "computeCapability": capability, "mig": table}, GpuModel)

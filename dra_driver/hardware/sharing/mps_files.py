@@ -25,6 +25,7 @@ from typing import Final, Literal, TypeVar
 import msgspec
 from msgspec import Struct, field
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.ids import GpuUuid
@@ -272,7 +273,7 @@ def _read(path: Path, kind: type[Content]) -> Content | None:
     except OSError:
         return None
     try:
-        return msgspec.json.decode(os.read(descriptor, MAX_FILE), type=kind)
+        return decode_json(os.read(descriptor, MAX_FILE), kind)
     except (OSError, ValueError, RecursionError):
         return None
     finally:

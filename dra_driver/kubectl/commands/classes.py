@@ -4,9 +4,10 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from msgspec import Struct, convert
+from msgspec import Struct
 
 from dra_driver.core.command_line.table import TableColumn
+from dra_driver.core.convert import convert
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.kube import paths

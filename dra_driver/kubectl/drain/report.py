@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-from msgspec import Struct, convert, field
+from msgspec import Struct, field
 
+from dra_driver.core.convert import convert
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION
 from dra_driver.kubectl.drain.view import DeviceHolder

@@ -4,8 +4,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct, convert
+from msgspec import Struct
 
+from dra_driver.core.convert import convert
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import printable
 from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote

@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Final, Literal
 
-from msgspec import Struct, convert
+from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.wire import from_wire
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, text
 

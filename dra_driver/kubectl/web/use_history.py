@@ -7,9 +7,10 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Final, NamedTuple
 
-from msgspec import Struct, convert, field
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import DraError
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, UseReport, text
 from dra_driver.kubectl.usage.history import KEY, finite, series_of

@@ -19,6 +19,7 @@ from typing import Final
 import msgspec
 from msgspec.structs import asdict, replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import lock_file, remove_unfinished, replace_file
 from dra_driver.core.model.health import HealthCause
@@ -169,7 +170,7 @@ def _faults(written: object) -> Faults:
 def _fault(item: dict[str, object]) -> tuple[FaultKey, HealthFault] | None:
     """The fault, or None if it is damaged or of a later version; a null field is absent."""
     try:
-        read = msgspec.convert({name: value for name, value in item.items() if value is not None}, _Written)
+        read = convert({name: value for name, value in item.items() if value is not None}, _Written)
     except ValueError:
         return None
     if (read.ended is not None and read.recovered is None) or (read.cause is HealthCause.XID and not read.xid):

@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import DraError
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -203,7 +204,7 @@ def read(path: Path) -> list[KnownGpu]:
     """The GPUs in the file; none if it does not exist or is damaged. A wrong entry is logged and skipped."""
     try:
         with path.open("rb") as file:
-            content = msgspec.json.decode(file.read(MAX_BYTES), type=_Content)
+            content = decode_json(file.read(MAX_BYTES), _Content)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:
@@ -215,7 +216,7 @@ def read(path: Path) -> list[KnownGpu]:
     found = []
     for entry in content.gpus[:MAX_GPUS]:
         try:
-            found.append(_checked(msgspec.json.decode(entry, type=KnownGpu)))
+            found.append(_checked(decode_json(entry, KnownGpu)))
         except (ValueError, RecursionError) as error:
             log.warning("skipped an invalid GPU in the file of known GPUs", extra={"file": path, "reason": error})
     return found

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Final
 
 from msgspec import Struct
-from msgspec.json import decode, encode
+from msgspec.json import decode, encode  # noqa: TID251 - no struct
 
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube.objects.resource import ResourceSliceSpec

@@ -7,8 +7,9 @@ decoder: it drops nulls, drops and reports unknown fields, and rejects wrong JSO
 from functools import cache
 from importlib.resources import files
 
-from msgspec import Struct, json
+from msgspec import Struct
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import parse_time, rfc3339, rfc3339_micro
 from dra_driver.sim.apiserver.api_errors import bad_request
@@ -87,7 +88,7 @@ def _parse(text: str) -> FieldType:
 @cache
 def table() -> SchemaTable:
     data = files("dra_driver.sim.apiserver").joinpath("schema.json").read_bytes()
-    loaded = json.decode(data, type=SchemaTable)
+    loaded = decode_json(data, SchemaTable)
     for kind, fields in _OWN_FIELDS.items():
         loaded.kinds[f"{_OWN_GROUP}/v1alpha1/{kind}"] = f"{_OWN_GROUP}.{kind}"
         header = {"apiVersion": "string", "kind": "string", "metadata": "meta.v1.ObjectMeta"}

@@ -15,6 +15,7 @@ from typing import Any, Final
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import RetryableError, StorageError
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 
@@ -136,7 +137,7 @@ class KubeletState:
 
 def _load(path: Path) -> dict[str, ClaimInfo]:
     try:
-        document = json.decode(path.read_bytes(), type=_File)
+        document = decode_json(path.read_bytes(), _File)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -11,10 +11,10 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final, TypeVar
 
-import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import ConfigurationError, HardwareError
 from dra_driver.core.model.fabric import Fabric, FabricState
 from dra_driver.core.model.gpu import ConfidentialCompute, Gpu, NvLinkPeer, NvLinks
@@ -200,7 +200,7 @@ def _entry(raw: object, path: str, before: Sequence[SimulatedGpu], node_name: st
     if not isinstance(raw, dict) or not isinstance(raw.get("model"), str):
         raise ConfigurationError(f"{path}.model: expected the name of a GPU model such as h100-sxm5-80gb")
     fields = _fields(raw, GPU_FIELDS, path)
-    entry = msgspec.convert(fields, _Entry)
+    entry = convert(fields, _Entry)
     described = {name: value for name, value in fields.items() if name not in _Entry.__struct_fields__}
     if "count" in raw and not {"minor", "uuid", "pciBusId"}.isdisjoint(raw):
         raise ConfigurationError(
@@ -247,7 +247,7 @@ def _cut(gpu: Gpu, cuts: Sequence[object], path: str) -> Gpu:
         fields = _fields(raw, INSTANCE_FIELDS, where)
         if not {"profile", "start"} <= fields.keys():
             raise ConfigurationError(f"{where}: expected a profile such as 3g.20gb and the memory slice of its start")
-        cut = msgspec.convert(fields, _Cut)
+        cut = convert(fields, _Cut)
         profile = next((profile for profile in gpu.mig_profiles if profile.name == cut.profile), None)
         if profile is None:
             names = ", ".join(profile.name for profile in reversed(gpu.mig_profiles))

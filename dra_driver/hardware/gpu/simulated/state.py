@@ -15,6 +15,7 @@ import msgspec
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.gpu import Gpu
@@ -210,7 +211,7 @@ def _encode(changes: Changes) -> bytes:
 
 
 def _decode(data: bytes) -> Changes:
-    file = msgspec.json.decode(data, type=_File)
+    file = decode_json(data, _File)
     injected = (
         GpuFault(gpu=one.gpu, fault=HardwareFault.parse(one.fault), gi_id=one.gi, source=one.source)
         for one in file.injected[:MAX_INJECTED]

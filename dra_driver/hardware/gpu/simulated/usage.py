@@ -19,6 +19,7 @@ import msgspec
 from msgspec import Meta, Struct
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
@@ -213,7 +214,7 @@ def change_uses(path: Path, change: Callable[[Sequence[SimulatedUse]], Sequence[
 
 def _use(item: object) -> SimulatedUse:
     fields = item if isinstance(item, dict) else {}
-    return msgspec.convert({**fields, "steps": steps_of(fields.get("steps"))}, SimulatedUse)
+    return convert({**fields, "steps": steps_of(fields.get("steps"))}, SimulatedUse)
 
 
 log = logging.getLogger(__name__)

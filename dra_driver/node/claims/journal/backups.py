@@ -19,6 +19,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta, Struct
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import StorageError
 from dra_driver.core.files import UNFINISHED, remove_unfinished, replace_file
 from dra_driver.core.model.claim import ClaimRef
@@ -121,7 +122,7 @@ class GpuStateBackups:
             try:
                 data = _read(path, MAX_FILE)
                 if data is not None:
-                    yield _from_file(msgspec.json.decode(data, type=_File))
+                    yield _from_file(decode_json(data, _File))
             except (*_MISTAKES, OSError) as error:
                 facts = {"path": str(path), "reason": f"{type(error).__name__}: {error}"}
                 log.warning("cannot read a GPU state backup", extra=facts)

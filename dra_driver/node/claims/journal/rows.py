@@ -14,6 +14,7 @@ from typing import NoReturn, TypeVar
 
 import msgspec
 
+from dra_driver.core.convert import decode_json
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid, MigUuid, PoolName
 from dra_driver.core.model.mig import PartitionId, parse_partition_name
@@ -305,6 +306,6 @@ def _optional(column: str, value: object) -> int | None:
 
 def _daemon(text: str) -> MpsDaemon:
     try:
-        return msgspec.json.decode(text, type=MpsDaemon)
+        return decode_json(text, MpsDaemon)
     except (ValueError, RecursionError):
         corrupt_value("daemon", text)
