@@ -559,3 +559,12 @@ def test_the_gate_stays_closed_while_one_of_two_holds_it() -> None:
     assert gate.closed == "an operation"
     gate.open(by=GATE)
     assert gate.closed is None
+
+
+def test_a_pending_mode_is_not_the_wanted_mode(stage: Stage) -> None:
+    gpu = replace(stage.gpus.snapshot().gpus[0], mig_enabled=True, mig_instances=())
+    modes = {(True, False): "on and pending off", (False, True): "off and pending on", None: "unknown"}
+    for seen, words in modes.items():
+        found = why_unverified(Operation.MIG_ON, gpu, seen, None, fabric_was_ready=False)
+        assert found == f"MIG mode is {words}, expected on"
+    assert why_unverified(Operation.MIG_ON, gpu, (True, True), None, fabric_was_ready=False) is None
