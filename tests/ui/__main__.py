@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Struct
 from selenium import webdriver
+from selenium.common.exceptions import StaleElementReferenceException
 from selenium.webdriver.chrome.options import Options
 from selenium.webdriver.chrome.service import Service
 from selenium.webdriver.common.action_chains import ActionChains
@@ -151,8 +152,17 @@ def _walk(browser: Any, site: Site, *, save: bool = True) -> list[str]:
         if name in site.pages:
             browser.get(base + site.pages[name])
             time.sleep(1.5)
-            problems += [f"{name}: {said}" for said in drive(browser)]
+            problems += [f"{name}: {said}" for said in _driven(browser, drive)]
     return problems
+
+
+def _driven(browser: Any, drive: Callable[[Any], Iterator[str]]) -> list[str]:
+    for _ in range(5):
+        try:
+            return list(drive(browser))
+        except StaleElementReferenceException:  # the page has replaced its live part
+            time.sleep(0.5)
+    return ["the page replaces its live part all the time"]
 
 
 def _search_and_arrows(browser: Any) -> Iterator[str]:
