@@ -12,15 +12,8 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.controller import eviction_api
+from dra_driver.controller import eviction_api, pending_evictions
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.pending_evictions import (
-    PendingEviction,
-    SliceView,
-    SpecialClaim,
-    fleet_of,
-    pending_evictions,
-)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -39,8 +32,8 @@ IDLE_S: Final = 30.0
 class Copies(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def slices(self) -> Sequence[SliceView]: ...
-    def claims(self) -> Sequence[SpecialClaim]: ...
+    def slices(self) -> Sequence[pending_evictions.SliceView]: ...
+    def claims(self) -> Sequence[pending_evictions.SpecialClaim]: ...
 
 
 class EvictionRules(Struct, frozen=True, kw_only=True):
@@ -51,7 +44,7 @@ class EvictionRules(Struct, frozen=True, kw_only=True):
 
 
 class EvictionEvents(eviction_api.PodEvents):
-    def outcome(self, case: PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
+    def outcome(self, case: pending_evictions.PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
         why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
         since = f"since {rfc3339(case.taint.added)}"
         self._record_outcome(
@@ -114,15 +107,15 @@ class Evictions:
             return IDLE_S
         if self._copies.problem is not None:
             return 1.0
-        now, fleet = self._now(), fleet_of(self._copies.slices())
-        cases = pending_evictions(fleet, self._copies.claims(), self._rules.grace_s)
+        now, fleet = self._now(), pending_evictions.fleet_of(self._copies.slices())
+        cases = pending_evictions.pending_evictions(fleet, self._copies.claims(), self._rules.grace_s)
         brake = eviction_api.brake_state(fleet, self._rules.brake, now)
         self._publish(cases, brake)
         if brake.on:
             return min(IDLE_S, (brake.until - now).total_seconds()) if brake.until is not None else IDLE_S
         return self._evict_due(cases, now)
 
-    def _publish(self, cases: Sequence[PendingEviction], brake: eviction_api.BrakeState) -> None:
+    def _publish(self, cases: Sequence[pending_evictions.PendingEviction], brake: eviction_api.BrakeState) -> None:
         metrics.fleet_gpus.set(brake.fleet)
         metrics.fleet_gpus_tainted.set(brake.recent)
         metrics.eviction_brake.set(brake.on)
@@ -131,7 +124,7 @@ class Evictions:
         alive = {case.pod.uid for case in cases}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in alive}
 
-    def _evict_due(self, cases: Sequence[PendingEviction], now: datetime) -> float:
+    def _evict_due(self, cases: Sequence[pending_evictions.PendingEviction], now: datetime) -> float:
         wait_s = IDLE_S
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
@@ -143,7 +136,7 @@ class Evictions:
             wait_s = min(wait_s, left_s)
         return wait_s
 
-    def _try(self, case: PendingEviction) -> None:
+    def _try(self, case: pending_evictions.PendingEviction) -> None:
         self.worker.beat()
         try:
             outcome = eviction_api.look(self._api, case) or self._evict(case)
@@ -157,19 +150,19 @@ class Evictions:
         self._events.outcome(case, outcome)
         self._plan_next(case, outcome)
 
-    def _evict(self, case: PendingEviction) -> eviction_api.EvictionOutcome:
+    def _evict(self, case: pending_evictions.PendingEviction) -> eviction_api.EvictionOutcome:
         """Checks the leadership once more, because the last read may have taken seconds."""
         if not self._leadership.leads():
             return eviction_api.EvictionOutcome(result="failed", reason="this replica does not lead any more")
         return eviction_api.evict(self._api, case.pod)
 
-    def _plan_next(self, case: PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
+    def _plan_next(self, case: pending_evictions.PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
         tries = self._tries.setdefault(case.pod.uid, _Tries())
         pause_s = eviction_api.OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
         tries.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
         if outcome.result == "evicted" or outcome.unknown:
             self._pace.note()
 
-    def _pause_s(self, case: PendingEviction) -> float:
+    def _pause_s(self, case: pending_evictions.PendingEviction) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()

@@ -10,14 +10,7 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    UnauthorizedError,
-)
+from dra_driver.core import errors
 from dra_driver.core.request_rights import AccessRight, right_in
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_api import gates_in
@@ -148,7 +141,7 @@ class _WithinTime:
     def _left_s(self, path: str) -> float:
         left_s = self._until_s - self._clock()
         if left_s <= 0:
-            raise ApiUnreachableError(f"GET {path}: skipped, because the time for all questions has expired")
+            raise errors.ApiUnreachableError(f"GET {path}: skipped, because the time for all questions has expired")
         return left_s
 
 
@@ -184,16 +177,16 @@ class _Reader:
     def _asked(self, question: Callable[[], T]) -> "T | list[Wire] | fact.Unanswered":
         try:
             return question()
-        except NotFoundError:
+        except errors.NotFoundError:
             return []
-        except KubernetesApiError as error:
-            self._is_hopeless = isinstance(error, ApiUnreachableError | UnauthorizedError)
+        except errors.KubernetesApiError as error:
+            self._is_hopeless = isinstance(error, errors.ApiUnreachableError | errors.UnauthorizedError)
             return unanswered(error)
 
     def _discovery(self, path: str) -> Wire:
         try:
             return self._api.get(path)
-        except NotFoundError:
+        except errors.NotFoundError:
             return {}
 
     def _kind(self, kind: StateKind) -> object:
@@ -213,10 +206,10 @@ class _Reader:
     def _everywhere_or_in(self, everywhere: str, local: str, query: Query | None = None) -> list[Wire]:
         try:
             return self._listed(everywhere, query)
-        except ForbiddenError as refused:
+        except errors.ForbiddenError as refused:
             try:
                 found = self._listed(local, query)
-            except ForbiddenError:
+            except errors.ForbiddenError:
                 raise refused from None
             self._partial.append({"seen": refusal(str(refused)).seen, "path": local})
             return found
@@ -249,7 +242,7 @@ class _Reader:
             query["previous"] = "true"  # the ended container has the reason
         try:
             text = self._api.get_text(f"{paths.pod(fact.namespace_of(pod), fact.name_of(pod))}/log", query)
-        except InvalidObjectError:  # no container has started
+        except errors.InvalidObjectError:  # no container has started
             text = ""
         lines = redacted(text, _LOG_BYTES).splitlines()
         return {"metadata": {"name": fact.name_of(pod), "namespace": fact.namespace_of(pod)}, "lines": lines}
@@ -268,15 +261,15 @@ def _each(
     return [item for each in found if (item := reduce(each)) is not None]
 
 
-def unanswered(error: KubernetesApiError) -> fact.Unanswered:
+def unanswered(error: errors.KubernetesApiError) -> fact.Unanswered:
     """The reason for a missing answer, and the next step."""
-    if isinstance(error, ForbiddenError):
+    if isinstance(error, errors.ForbiddenError):
         return refusal(str(error))
-    if isinstance(error, UnauthorizedError):
+    if isinstance(error, errors.UnauthorizedError):
         return fact.Unanswered(
             seen=str(error), fix="Get new credentials for the kubeconfig; kubectl get nodes fails, too."
         )
-    if isinstance(error, ApiUnreachableError):
+    if isinstance(error, errors.ApiUnreachableError):
         return fact.Unanswered(
             seen=str(error),
             fix="Check the address in the kubeconfig and the network, or allow more time with --timeout.",
