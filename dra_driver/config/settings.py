@@ -9,19 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from dra_driver.config.options import (
-    Flag,
-    absolute,
-    flags_of,
-    format_of_logs,
-    http_endpoint,
-    level_of_logs,
-    load,
-    path,
-    setting,
-    subdomain,
-    switch,
-)
+from dra_driver.config import options
 from dra_driver.core.telemetry.logs import LogFormat, LogLevel
 
 _POD_UID = re.compile(r"[0-9A-Za-z][0-9A-Za-z-]{0,62}")
@@ -38,7 +26,7 @@ def _pod_uid(text: str) -> str:
 
 
 def _hook_path(text: str) -> str:
-    return text if text == "none" else absolute(text)
+    return text if text == "none" else options.absolute(text)
 
 
 def _seconds(text: str) -> float:
@@ -61,54 +49,56 @@ def _spec(text: str) -> str:
 class NodeSettings:
     """Settings of ``dra-driver kubelet-plugin``, created by ``load_node_settings``."""
 
-    node_name: str = setting(NODE, "NAME", "name of this node's Node object", parse=subdomain(253, "node-1.example"))
-    kubeconfig: str | None = setting(
+    node_name: str = options.setting(
+        NODE, "NAME", "name of this node's Node object", parse=options.subdomain(253, "node-1.example")
+    )
+    kubeconfig: str | None = options.setting(
         NODE, "FILE", "kubeconfig of the API server; default in a pod: its service account", None
     )
-    driver_name: str = setting(
+    driver_name: str = options.setting(
         NODE,
         "NAME",
         "driver name in claims and ResourceSlices; its pool is NODE/NAME",
         "gpu.nvidia.com",
-        parse=subdomain(63, "gpu.nvidia.com"),
+        parse=options.subdomain(63, "gpu.nvidia.com"),
     )
-    allow_second_publisher: bool = switch(
+    allow_second_publisher: bool = options.switch(
         NODE,
         "keep devices published although a device plugin or another DRA driver offers the same GPUs: for "
         "migrations that divide them by hand",
         False,
     )
-    claim_events: bool = switch(
+    claim_events: bool = options.switch(
         NODE,
         "record events also on claims and their pods when their device becomes unhealthy or recovers; needs the "
         "rights that claimEvents.enabled of the chart gives",
         False,
     )
-    claim_status: bool = switch(
+    claim_status: bool = options.switch(
         NODE,
         "write status.devices of prepared claims: uuid, placement, share, and whether the device is healthy; "
         "needs Kubernetes 1.36 and the rights that claimStatus.enabled of the chart gives",
         False,
     )
-    numa_node_as_list: bool = switch(
+    numa_node_as_list: bool = options.switch(
         NODE,
         "publish numaNode as a list, as KEP-6072 wants it where the feature gate DRAListTypeAttributes is on "
         "(Kubernetes 1.36, off by default); selectors such as numaNode == 0 then fail on every device",
         False,
     )
-    kubelet_registrar_dir: str = path(
+    kubelet_registrar_dir: str = options.path(
         KUBELET,
         "DIR",
         "folder of the kubelet's registration sockets; the same path on the host and in the container",
         "/var/lib/kubelet/plugins_registry",
     )
-    kubelet_plugins_dir: str = path(
+    kubelet_plugins_dir: str = options.path(
         KUBELET,
         "DIR",
         "parent of the directory with this driver's socket and journal; the same path on the host and in the container",
         "/var/lib/kubelet/plugins",
     )
-    pod_uid: str | None = setting(
+    pod_uid: str | None = options.setting(
         KUBELET,
         "UID",
         "UID of this process' pod; with it, sockets have a name per pod, so that two pods can overlap in a "
@@ -116,91 +106,93 @@ class NodeSettings:
         None,
         parse=_pod_uid,
     )
-    cdi_dir: str = path(
+    cdi_dir: str = options.path(
         KUBELET, "DIR", "directory from which the container runtime reads CDI specifications", "/var/run/cdi"
     )
-    device_metadata: bool = switch(
+    device_metadata: bool = options.switch(
         KUBELET,
         "give containers a file with the attributes of their devices (KEP-5304); files that exist stay until their "
         "claims are unprepared",
         True,
     )
-    driver_root: str | None = path(
+    driver_root: str | None = options.path(
         HARDWARE,
         "DIR",
         "root of the NVIDIA driver's installation, as this process sees it; default: search for it below the host root",
         None,
     )
-    host_root: str = path(
+    host_root: str = options.path(
         HARDWARE, "DIR", "the host's / as this process sees it, searched for the driver and for NVIDIA's CDI hook", "/"
     )
-    driver_root_on_host: str | None = path(
+    driver_root_on_host: str | None = options.path(
         HARDWARE, "DIR", "the same root as the container runtime sees it, if different", None
     )
-    dev_root: str | None = path(
+    dev_root: str | None = options.path(
         HARDWARE,
         "DIR",
         "parent of the dev directory with the GPUs' device nodes, as this process sees it; default: the driver "
         "root if it has a dev directory, else /",
         None,
     )
-    dev_root_on_host: str | None = path(
+    dev_root_on_host: str | None = options.path(
         HARDWARE, "DIR", "the same parent as the container runtime sees it, if different", None
     )
-    host_dev: str | None = path(
+    host_dev: str | None = options.path(
         HARDWARE,
         "DIR",
         "the host's /dev as this process sees it, in which device nodes and links to them are made; default: /dev, "
         "or dev in the host root if that is another folder; none for simulated GPUs, and with --proc-devices",
         None,
     )
-    nvidia_cdi_hook_path: str | None = setting(
+    nvidia_cdi_hook_path: str | None = options.setting(
         HARDWARE,
         "FILE",
         "path of NVIDIA's CDI hook on the host; default: search for it; none: use no hook",
         None,
         parse=_hook_path,
     )
-    proc_devices: str = path(
+    proc_devices: str = options.path(
         HARDWARE, "FILE", "the kernel's list of device numbers", "/proc/devices", env="ALT_PROC_DEVICES_PATH"
     )
-    boot_id_file: str = path(
+    boot_id_file: str = options.path(
         HARDWARE, "FILE", "the kernel's id of this boot; another file is for tests", "/proc/sys/kernel/random/boot_id"
     )
-    poll_interval: float = setting(HARDWARE, "SECONDS", "interval between two polls of the GPUs", 10.0, parse=_seconds)
-    health: bool = switch(HARDWARE, "monitor GPU health and taint unhealthy and missing GPUs", True)
-    policy_dir: str | None = path(
+    poll_interval: float = options.setting(
+        HARDWARE, "SECONDS", "interval between two polls of the GPUs", 10.0, parse=_seconds
+    )
+    health: bool = options.switch(HARDWARE, "monitor GPU health and taint unhealthy and missing GPUs", True)
+    policy_dir: str | None = options.path(
         HARDWARE,
         "DIR",
         "folder of GpuPolicy files (*.yaml, *.yml, *.json), read again when they change; default: claims may "
         "have GPUs whole or as any MIG profile",
         None,
     )
-    policy_objects: bool = switch(
+    policy_objects: bool = options.switch(
         HARDWARE,
         "follow the GpuPolicy objects of the API server in addition to the files; needs the right to list and "
         "watch them, and works without their CustomResourceDefinition",
         True,
     )
-    gpu_node: bool = switch(
+    gpu_node: bool = options.switch(
         NODE,
         "keep the GpuNode object of this node, which says what its GPUs are, how they are used and which policies "
         "are in force; works without its CustomResourceDefinition",
         True,
     )
-    usage: bool = switch(
+    usage: bool = options.switch(
         NODE, "work with the usage exporter of this node: report its findings in events and in the GpuNode", False
     )
-    simulate: str | None = setting(
+    simulate: str | None = options.setting(
         HARDWARE,
         "SPEC",
         "simulate these GPUs instead of using the node's: 8xh100-sxm5-80gb, 4xa100-sxm4-40gb,2xl4-24gb, or a YAML file",
         None,
         parse=_spec,
     )
-    http_addr: str = http_endpoint(TELEMETRY)
-    log_format: LogFormat = format_of_logs(TELEMETRY)
-    log_level: LogLevel = level_of_logs(TELEMETRY)
+    http_addr: str = options.http_endpoint(TELEMETRY)
+    log_format: LogFormat = options.format_of_logs(TELEMETRY)
+    log_level: LogLevel = options.level_of_logs(TELEMETRY)
 
     def __post_init__(self) -> None:
         length = len(self.node_name) + 1 + len(self.driver_name)
@@ -211,10 +203,10 @@ class NodeSettings:
             )
 
 
-def node_flags() -> list[Flag]:
-    return flags_of(NodeSettings)
+def node_flags() -> list[options.Flag]:
+    return options.flags_of(NodeSettings)
 
 
 def load_node_settings(given: Mapping[str, str | None], environ: Mapping[str, str]) -> NodeSettings:
     """Settings from flags and environment. Raises ConfigurationError that names each wrong one."""
-    return load(NodeSettings, given, environ)
+    return options.load(NodeSettings, given, environ)

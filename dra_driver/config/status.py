@@ -7,14 +7,7 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.model.gpu_node import (
-    GpuNodeStatus,
-    HealthWord,
-    NodePolicy,
-    NodeSummary,
-    PolicyState,
-    ReportedUsage,
-)
+from dra_driver.core.model import gpu_node
 from dra_driver.core.text import cut
 from dra_driver.core.wire import from_wire, to_wire
 
@@ -23,28 +16,28 @@ _MOST: Final = 1024
 _COLUMN: Final = 120
 
 
-def node_status(status: GpuNodeStatus, observed_at: str) -> dict[str, Any]:
+def node_status(status: gpu_node.GpuNodeStatus, observed_at: str) -> dict[str, Any]:
     """``status`` of the GpuNode. ``observed_at`` is RFC 3339 in UTC."""
     return to_wire(replace(status, observed_at=observed_at, summary=summary_of(status)))
 
 
-def node_status_of(written: object) -> GpuNodeStatus | None:
+def node_status_of(written: object) -> gpu_node.GpuNodeStatus | None:
     """The status of a GpuNode object of any shape, without invalid entries; None for one without."""
     status = written.get("status") if isinstance(written, Mapping) else None
     try:
-        return replace(from_wire(GpuNodeStatus, status), observed_at=None, summary=None)
+        return replace(from_wire(gpu_node.GpuNodeStatus, status), observed_at=None, summary=None)
     except ValueError:
         return None
 
 
-def summary_of(status: GpuNodeStatus) -> NodeSummary:
+def summary_of(status: gpu_node.GpuNodeStatus) -> gpu_node.NodeSummary:
     """The lists in words: ``kubectl get`` cannot count."""
-    unhealthy = [gpu for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY]
+    unhealthy = [gpu for gpu in status.gpus if gpu.health is gpu_node.HealthWord.UNHEALTHY]
     named = "; ".join(f"{gpu.name} {', '.join(gpu.causes) or gpu.health}" for gpu in unhealthy)
-    is_unknown = any(gpu.health is HealthWord.UNKNOWN for gpu in status.gpus)
-    common = HealthWord.UNKNOWN if is_unknown else HealthWord.HEALTHY
+    is_unknown = any(gpu.health is gpu_node.HealthWord.UNKNOWN for gpu in status.gpus)
+    common = gpu_node.HealthWord.UNKNOWN if is_unknown else gpu_node.HealthWord.HEALTHY
     health = f"{len(unhealthy)} of {len(status.gpus)} unhealthy: {named}" if unhealthy else str(common)
-    return NodeSummary(
+    return gpu_node.NodeSummary(
         gpus=min(len(status.gpus), _MOST),
         products=_counted((gpu.product_name or "unnamed" for gpu in status.gpus), times=" x "),
         used_as=_counted((gpu.used_as for gpu in status.gpus), times=" "),
@@ -56,7 +49,7 @@ def summary_of(status: GpuNodeStatus) -> NodeSummary:
     )
 
 
-def usage_in_words(reported: ReportedUsage) -> str | None:
+def usage_in_words(reported: gpu_node.ReportedUsage) -> str | None:
     """For a column of kubectl; None when there is nothing to report."""
     counts = {
         "over grant": [f"{each.namespace}/{each.claim}" for each in reported.over_grant],
@@ -66,10 +59,10 @@ def usage_in_words(reported: ReportedUsage) -> str | None:
     return "; ".join(f"{len(names)} {what}: {', '.join(names)}" for what, names in counts.items() if names) or None
 
 
-def _policies_in_words(policies: Sequence[NodePolicy]) -> str:
+def _policies_in_words(policies: Sequence[gpu_node.NodePolicy]) -> str:
     """Return the names of the policies in force, after all further policies with their state."""
-    good = [policy.name for policy in policies if policy.state is PolicyState.IN_FORCE]
-    shown = (PolicyState.REFUSED, PolicyState.CONFLICTING, PolicyState.WAITING)
+    good = [policy.name for policy in policies if policy.state is gpu_node.PolicyState.IN_FORCE]
+    shown = (gpu_node.PolicyState.REFUSED, gpu_node.PolicyState.CONFLICTING, gpu_node.PolicyState.WAITING)
     bad = [f"{policy.name} ({policy.state})" for state in shown for policy in policies if policy.state is state]
     return ", ".join([*bad, *good])
 

@@ -10,25 +10,9 @@ from typing import Annotated, Any, Final
 from msgspec import Meta, Struct, json
 from msgspec.structs import force_setattr
 
+from dra_driver.core.model import usage_findings
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
-from dra_driver.core.model.usage_findings import (
-    MAX_COMMANDS,
-    MAX_IDLE,
-    MAX_OVER_GRANT,
-    MAX_PODS,
-    MAX_UNATTRIBUTED,
-    Amount,
-    Command,
-    IdleClaim,
-    Name,
-    OverGrant,
-    Time,
-    Uid,
-    Unattributed,
-    UsageFindings,
-    UsingPod,
-)
 from dra_driver.core.model.usage_rules import OverGrantAction
 from dra_driver.core.wire import ALWAYS, from_file, to_wire
 
@@ -43,7 +27,7 @@ RENEW_S: Final = 60.0
 
 
 class _Since(Struct, frozen=True, kw_only=True, rename="camel"):
-    since: Time
+    since: usage_findings.Time
 
     def __post_init__(self) -> None:
         try:
@@ -53,9 +37,9 @@ class _Since(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class _OfClaim(_Since, frozen=True, kw_only=True, rename="camel"):
-    claim_uid: Uid
-    namespace: Name
-    claim: Name
+    claim_uid: usage_findings.Uid
+    namespace: usage_findings.Name
+    claim: usage_findings.Name
 
     @property
     def ref(self) -> ClaimRef:
@@ -63,28 +47,28 @@ class _OfClaim(_Since, frozen=True, kw_only=True, rename="camel"):
 
 
 class _OverGrant(_OfClaim, frozen=True, kw_only=True, rename="camel"):
-    device: Name
-    pods: Annotated[tuple[UsingPod, ...], Meta(min_length=1, max_length=MAX_PODS)]
-    used_bytes: Amount
-    grant_bytes: Amount
-    processes: Annotated[Amount, ALWAYS]
+    device: usage_findings.Name
+    pods: Annotated[tuple[usage_findings.UsingPod, ...], Meta(min_length=1, max_length=usage_findings.MAX_PODS)]
+    used_bytes: usage_findings.Amount
+    grant_bytes: usage_findings.Amount
+    processes: Annotated[usage_findings.Amount, ALWAYS]
     action: Annotated[OverGrantAction, ALWAYS] = OverGrantAction.REPORT
 
 
 class _Unattributed(_Since, frozen=True, kw_only=True, rename="camel"):
-    gpu: Uid
-    device: Name
+    gpu: usage_findings.Uid
+    device: usage_findings.Name
     processes: Annotated[int, Meta(ge=1, le=2**60)]
-    bytes: Amount | None = None
-    commands: Annotated[tuple[Command, ...], Meta(max_length=MAX_COMMANDS)] = ()
+    bytes: usage_findings.Amount | None = None
+    commands: Annotated[tuple[usage_findings.Command, ...], Meta(max_length=usage_findings.MAX_COMMANDS)] = ()
 
 
 class _File(Struct, frozen=True, kw_only=True, rename="camel"):
     version: int
-    written: Time
-    over_grant: Annotated[tuple[_OverGrant, ...], Meta(max_length=MAX_OVER_GRANT)] = ()
-    unattributed: Annotated[tuple[_Unattributed, ...], Meta(max_length=MAX_UNATTRIBUTED)] = ()
-    idle: Annotated[tuple[_OfClaim, ...], Meta(max_length=MAX_IDLE)] = ()
+    written: usage_findings.Time
+    over_grant: Annotated[tuple[_OverGrant, ...], Meta(max_length=usage_findings.MAX_OVER_GRANT)] = ()
+    unattributed: Annotated[tuple[_Unattributed, ...], Meta(max_length=usage_findings.MAX_UNATTRIBUTED)] = ()
+    idle: Annotated[tuple[_OfClaim, ...], Meta(max_length=usage_findings.MAX_IDLE)] = ()
 
 
 # Fields that the file and the values of the process have under the same names.
@@ -92,7 +76,7 @@ _OVER_GRANT: Final = ("since", "device", "pods", "used_bytes", "grant_bytes", "p
 _UNATTRIBUTED: Final = ("since", "device", "processes", "commands")
 
 
-def encode(findings: UsageFindings) -> bytes:
+def encode(findings: usage_findings.UsageFindings) -> bytes:
     file = _File(
         version=VERSION,
         written=findings.written,
@@ -107,27 +91,29 @@ def encode(findings: UsageFindings) -> bytes:
     return json.encode(to_wire(file)) + b"\n"
 
 
-def decode(content: bytes) -> UsageFindings:
+def decode(content: bytes) -> usage_findings.UsageFindings:
     """Raises ConfigurationError for other content."""
     file = from_file(_File, content, FILE, version=VERSION, max_bytes=MAX_BYTES)
-    return UsageFindings(
+    return usage_findings.UsageFindings(
         written=file.written,
-        over_grant=tuple(OverGrant(claim=each.ref, **_same(each, _OVER_GRANT)) for each in file.over_grant),
+        over_grant=tuple(
+            usage_findings.OverGrant(claim=each.ref, **_same(each, _OVER_GRANT)) for each in file.over_grant
+        ),
         unattributed=tuple(
-            Unattributed(gpu_uuid=each.gpu, bytes_used=each.bytes, **_same(each, _UNATTRIBUTED))
+            usage_findings.Unattributed(gpu_uuid=each.gpu, bytes_used=each.bytes, **_same(each, _UNATTRIBUTED))
             for each in file.unattributed
         ),
-        idle=tuple(IdleClaim(claim=each.ref, since=each.since) for each in file.idle),
+        idle=tuple(usage_findings.IdleClaim(claim=each.ref, since=each.since) for each in file.idle),
     )
 
 
-def _over_grant(found: OverGrant) -> _OverGrant:
+def _over_grant(found: usage_findings.OverGrant) -> _OverGrant:
     claim = found.claim
     same = _same(found, _OVER_GRANT)
     return _OverGrant(claim_uid=claim.uid, namespace=claim.namespace, claim=claim.name, **same)
 
 
-def _unattributed(found: Unattributed) -> _Unattributed:
+def _unattributed(found: usage_findings.Unattributed) -> _Unattributed:
     return _Unattributed(gpu=found.gpu_uuid, bytes=found.bytes_used, **_same(found, _UNATTRIBUTED))
 
 

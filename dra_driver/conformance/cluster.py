@@ -16,15 +16,7 @@ from msgspec import Struct
 
 from dra_driver.conformance.plugin import ClaimKey
 from dra_driver.conformance.values import UnableError
-from dra_driver.core import yaml_text
-from dra_driver.core.errors import (
-    AllocationError,
-    AlreadyExistsError,
-    ConfigurationError,
-    ConflictError,
-    KubernetesApiError,
-    NotFoundError,
-)
+from dra_driver.core import errors, yaml_text
 from dra_driver.core.quantity import Quantity
 from dra_driver.kube import paths
 from dra_driver.kube.claims import POD_CLAIM_ANNOTATION
@@ -67,7 +59,7 @@ class ClusterObjects:
     def clean(self) -> None:
         """Delete the objects of `prepare`. Continues after errors."""
         for path in reversed(self._made):
-            with suppress(KubernetesApiError):
+            with suppress(errors.KubernetesApiError):
                 self._rest.delete(path)
         self._made.clear()
 
@@ -80,7 +72,7 @@ class ClusterObjects:
         """The Node; one without labels if it does not exist."""
         try:
             return self._rest.get(paths.node(self.node))
-        except NotFoundError:
+        except errors.NotFoundError:
             return {"metadata": {"name": self.node, "labels": {}}}
 
     def classes(self) -> list[JsonObject]:
@@ -104,11 +96,11 @@ class ClusterObjects:
     def delete_claim(self, claim: Wire) -> None:
         """Deallocate and delete the claim, if it exists."""
         path = self._claim(claim)
-        with suppress(NotFoundError):
+        with suppress(errors.NotFoundError):
             for _ in range(ATTEMPTS):
                 current = self._rest.get(path)
                 current["metadata"].pop("finalizers", None)
-                with suppress(ConflictError):
+                with suppress(errors.ConflictError):
                     self._rest.update(path + "/status", {**current, "status": {}})
                     break
             self._rest.delete(path)
@@ -120,7 +112,7 @@ class ClusterObjects:
         self._rest.update(paths.resource_slices(item["metadata"]["name"]), item)
 
     def delete_slice(self, item: Wire) -> None:
-        with suppress(NotFoundError):
+        with suppress(errors.NotFoundError):
             self._rest.delete(paths.resource_slices(item["metadata"]["name"]))
 
     def _ensure(self, collection: str, body: Wire) -> None:
@@ -131,12 +123,12 @@ class ClusterObjects:
         while True:
             try:
                 self._rest.create(collection, body)
-            except AlreadyExistsError:
-                with suppress(NotFoundError):
+            except errors.AlreadyExistsError:
+                with suppress(errors.NotFoundError):
                     if "deletionTimestamp" not in self._rest.get(path)["metadata"]:
                         return
                 if time.monotonic() > until:
-                    raise ConfigurationError(
+                    raise errors.ConfigurationError(
                         f"{path} of an earlier run is still being deleted after {DELETION_S:g} s: wait, start "
                         "kube-controller-manager, which ends the deletion, or use a new API server",
                         reason="StillDeleted",
@@ -303,7 +295,7 @@ def read_template(path: Path) -> ClaimTemplate:
     claims = [one for one in documents if isinstance(one, dict) and one.get("kind") in _CLAIM_KINDS]
     classes = [one for one in documents if isinstance(one, dict) and one.get("kind") == "DeviceClass"]
     if len(claims) != 1 or len(claims) + len(classes) != len(documents):
-        raise ConfigurationError(
+        raise errors.ConfigurationError(
             f"--claim-template {path}: expected one ResourceClaimTemplate or ResourceClaim, and DeviceClasses that it "
             f"needs; it has {len(documents)} documents, {len(claims)} of them claims or templates"
         )
@@ -311,7 +303,7 @@ def read_template(path: Path) -> ClaimTemplate:
     if isinstance(spec, dict) and claims[0]["kind"] == "ResourceClaimTemplate":
         spec = spec.get("spec")
     if not isinstance(spec, dict) or not isinstance(spec.get("devices"), dict):
-        raise ConfigurationError(f"--claim-template {path}: the {claims[0]['kind']} has no spec with devices")
+        raise errors.ConfigurationError(f"--claim-template {path}: the {claims[0]['kind']} has no spec with devices")
     return ClaimTemplate(spec=spec, classes=tuple(classes))
 
 
@@ -320,10 +312,10 @@ def _documents(path: Path) -> list[object]:
         with path.open("rb") as file:
             text = file.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
-            raise ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
+            raise errors.ConfigurationError(f"--claim-template {path} is larger than {MAX_BYTES >> 20} MiB")
         return list(yaml_text.load_all(text))
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read --claim-template {path}: {error}") from error
+        raise errors.ConfigurationError(f"cannot read --claim-template {path}: {error}") from error
 
 
 class CheckClaim(Struct, frozen=True, kw_only=True):
@@ -397,7 +389,7 @@ class Scheduler:
             outcome = Allocator(
                 slices=slices, classes=self._cluster.classes(), allocated=[] if busy else self._cluster.claims()
             ).allocate(self._cluster.node_object(), [claim])
-        except (AllocationError, ConfigurationError) as error:
+        except (errors.AllocationError, errors.ConfigurationError) as error:
             raise UnableError(f"cannot choose devices for the claim: {error}") from error
         if outcome.allocations is None:
             raise UnableError(f"cannot choose devices for the claim: {outcome.reason}")

@@ -10,21 +10,12 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from dra_driver.conformance import values
 from dra_driver.conformance.bench import Bench, TestedDriver
 from dra_driver.conformance.checks import CHECKS
 from dra_driver.conformance.checks.health import reports_something
 from dra_driver.conformance.cluster import MANY, ClaimTemplate, ClusterObjects, taints, together
 from dra_driver.conformance.plugin import ask, sockets
-from dra_driver.conformance.values import (
-    Capability,
-    Check,
-    CheckOutcome,
-    NotApplicableError,
-    Profile,
-    TimeLimits,
-    UnableError,
-    ViolationError,
-)
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.unix_grpc import CallError, is_served
@@ -69,7 +60,7 @@ def _find_driver(target: SuiteTarget) -> str:
     raise ConfigurationError(f"{target.registrar_dir} has {seen}: expected one driver; choose one with --driver")
 
 
-def _find_node(rest: RestClient, driver: str, limits: TimeLimits) -> str:
+def _find_node(rest: RestClient, driver: str, limits: values.TimeLimits) -> str:
     until = time.monotonic() + limits.publish_s
     while True:
         found = rest.list(paths.resource_slices(), {"fieldSelector": f"spec.driver={driver}"})["items"]
@@ -120,14 +111,14 @@ def _many(bench: Bench) -> str:
 def _admin_access(bench: Bench) -> str:
     try:
         claim = bench.claim(adminAccess=True)
-    except UnableError as error:
+    except values.UnableError as error:
         return f"cannot allocate a claim with admin access: {error}"
     why = bench.answers([claim.key])[claim.key.uid].error
     bench.clean()
     return f"the driver refuses claims with admin access: {why}" if why else ""
 
 
-_LACKS: Final[dict[Capability, Callable[[Bench], str]]] = {
+_LACKS: Final[dict[values.Capability, Callable[[Bench], str]]] = {
     "restart": _unless(
         lambda bench: bench.subject.control, "neither --restart-command nor a command to start the driver was given"
     ),
@@ -156,7 +147,7 @@ it."""
 log = logging.getLogger(__name__)
 
 
-def select(profile: Profile, only: Sequence[str] = ()) -> tuple[Check, ...]:
+def select(profile: values.Profile, only: Sequence[str] = ()) -> tuple[values.Check, ...]:
     """Return the checks of a profile whose id matches a pattern of ``only``, if any. Raises ConfigurationError."""
     for pattern in only:
         if not any(fnmatchcase(check.id, pattern) for check in CHECKS):
@@ -167,22 +158,22 @@ def select(profile: Profile, only: Sequence[str] = ()) -> tuple[Check, ...]:
 
 
 def run(
-    bench: Bench, checks: Sequence[Check], seen: Callable[[CheckOutcome], None] = lambda _: None
-) -> list[CheckOutcome]:
+    bench: Bench, checks: Sequence[values.Check], seen: Callable[[values.CheckOutcome], None] = lambda _: None
+) -> list[values.CheckOutcome]:
     """Return the outcome of every check, in order; calls ``seen`` with each."""
-    lacks: dict[Capability, str] = {}
+    lacks: dict[values.Capability, str] = {}
     outcomes = []
     for check in checks:
         begin = time.monotonic()
         status, detail = _verdict(bench, check, lacks)
         bench.clean()
         finding = Finding(status=status, check=check.id, object=bench.subject.driver, seen=detail, expected=check.rule)
-        outcomes.append(CheckOutcome(check=check, finding=finding, seconds=time.monotonic() - begin))
+        outcomes.append(values.CheckOutcome(check=check, finding=finding, seconds=time.monotonic() - begin))
         seen(outcomes[-1])
     return outcomes
 
 
-def _verdict(bench: Bench, check: Check, lacks: dict[Capability, str]) -> tuple[Status, str]:
+def _verdict(bench: Bench, check: values.Check, lacks: dict[values.Capability, str]) -> tuple[Status, str]:
     bench.begin()
     try:
         for capability in check.needs:
@@ -192,11 +183,11 @@ def _verdict(bench: Bench, check: Check, lacks: dict[Capability, str]) -> tuple[
                 return Status.SKIPPED, lacks[capability]
         bench.begin()
         check.run(bench)
-    except (ViolationError, CallError) as error:
+    except (values.ViolationError, CallError) as error:
         return (Status.FAIL if check.level == "must" else Status.WARN), str(error)
-    except NotApplicableError as error:
+    except values.NotApplicableError as error:
         return Status.SKIPPED, str(error)
-    except (UnableError, KubernetesApiError) as error:
+    except (values.UnableError, KubernetesApiError) as error:
         return Status.UNKNOWN, str(error)
     except Exception as error:  # a failed check must not end the run
         log.exception("a check failed unexpectedly", extra={"check": check.id})

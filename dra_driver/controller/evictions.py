@@ -12,27 +12,8 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
+from dra_driver.controller import eviction_api, pending_evictions
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import (
-    OPTED_OUT_S,
-    BrakeRules,
-    BrakeState,
-    EvictionOutcome,
-    EvictionRequests,
-    Pace,
-    PodEvents,
-    brake_state,
-    evict,
-    look,
-    retries,
-)
-from dra_driver.controller.pending_evictions import (
-    PendingEviction,
-    SliceView,
-    SpecialClaim,
-    fleet_of,
-    pending_evictions,
-)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -51,19 +32,19 @@ IDLE_S: Final = 30.0
 class Copies(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def slices(self) -> Sequence[SliceView]: ...
-    def claims(self) -> Sequence[SpecialClaim]: ...
+    def slices(self) -> Sequence[pending_evictions.SliceView]: ...
+    def claims(self) -> Sequence[pending_evictions.SpecialClaim]: ...
 
 
 class EvictionRules(Struct, frozen=True, kw_only=True):
     """``grace_s`` begins with the taint."""
 
     grace_s: float
-    brake: BrakeRules
+    brake: eviction_api.BrakeRules
 
 
-class EvictionEvents(PodEvents):
-    def outcome(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
+class EvictionEvents(eviction_api.PodEvents):
+    def outcome(self, case: pending_evictions.PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
         why = f"device {case.device.name} of pool {case.device.pool} has the taint {case.taint}"
         since = f"since {rfc3339(case.taint.added)}"
         self._record_outcome(
@@ -74,7 +55,7 @@ class EvictionEvents(PodEvents):
             f"because of the pod's annotation {NO_EVICTION}, although {why}",
         )
 
-    def brake(self, state: BrakeState, *, waiting: int) -> None:
+    def brake(self, state: eviction_api.BrakeState, *, waiting: int) -> None:
         """An event when the brake changes; ``waiting`` is the number of pods that it holds back."""
         braked = (
             f"Evictions paused: {state.recent} of {state.fleet} GPUs became tainted within a short time, which is more"
@@ -87,19 +68,19 @@ class _Tries(Struct):
     """Time of the next attempt for one pod (s, monotonic), and the pauses between attempts."""
 
     not_before_s: float = 0.0
-    backoff: Backoff = field(default_factory=retries)
+    backoff: Backoff = field(default_factory=eviction_api.retries)
 
 
 class Evictions:
     def __init__(
         self,
-        api: EvictionRequests,
+        api: eviction_api.EvictionRequests,
         copies: Copies,
         leadership: Leadership,
         rules: EvictionRules,
         events: EvictionEvents,
         *,
-        pace: Pace,
+        pace: eviction_api.Pace,
         clock: Callable[[], float],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
@@ -126,15 +107,15 @@ class Evictions:
             return IDLE_S
         if self._copies.problem is not None:
             return 1.0
-        now, fleet = self._now(), fleet_of(self._copies.slices())
-        cases = pending_evictions(fleet, self._copies.claims(), self._rules.grace_s)
-        brake = brake_state(fleet, self._rules.brake, now)
+        now, fleet = self._now(), pending_evictions.fleet_of(self._copies.slices())
+        cases = pending_evictions.pending_evictions(fleet, self._copies.claims(), self._rules.grace_s)
+        brake = eviction_api.brake_state(fleet, self._rules.brake, now)
         self._publish(cases, brake)
         if brake.on:
             return min(IDLE_S, (brake.until - now).total_seconds()) if brake.until is not None else IDLE_S
         return self._evict_due(cases, now)
 
-    def _publish(self, cases: Sequence[PendingEviction], brake: BrakeState) -> None:
+    def _publish(self, cases: Sequence[pending_evictions.PendingEviction], brake: eviction_api.BrakeState) -> None:
         metrics.fleet_gpus.set(brake.fleet)
         metrics.fleet_gpus_tainted.set(brake.recent)
         metrics.eviction_brake.set(brake.on)
@@ -143,7 +124,7 @@ class Evictions:
         alive = {case.pod.uid for case in cases}
         self._tries = {uid: tries for uid, tries in self._tries.items() if uid in alive}
 
-    def _evict_due(self, cases: Sequence[PendingEviction], now: datetime) -> float:
+    def _evict_due(self, cases: Sequence[pending_evictions.PendingEviction], now: datetime) -> float:
         wait_s = IDLE_S
         for case in cases:
             left_s = max((case.due - now).total_seconds(), self._pause_s(case))
@@ -155,12 +136,12 @@ class Evictions:
             wait_s = min(wait_s, left_s)
         return wait_s
 
-    def _try(self, case: PendingEviction) -> None:
+    def _try(self, case: pending_evictions.PendingEviction) -> None:
         self.worker.beat()
         try:
-            outcome = look(self._api, case) or self._evict(case)
+            outcome = eviction_api.look(self._api, case) or self._evict(case)
         except KubernetesApiError as error:
-            outcome = EvictionOutcome(result="failed", reason=str(error))
+            outcome = eviction_api.EvictionOutcome(result="failed", reason=str(error))
         metrics.evictions_total.labels(outcome.result).inc()
         log.info(
             "pod evicted" if outcome.result == "evicted" else "pod not evicted",
@@ -169,19 +150,19 @@ class Evictions:
         self._events.outcome(case, outcome)
         self._plan_next(case, outcome)
 
-    def _evict(self, case: PendingEviction) -> EvictionOutcome:
+    def _evict(self, case: pending_evictions.PendingEviction) -> eviction_api.EvictionOutcome:
         """Checks the leadership once more, because the last read may have taken seconds."""
         if not self._leadership.leads():
-            return EvictionOutcome(result="failed", reason="this replica does not lead any more")
-        return evict(self._api, case.pod)
+            return eviction_api.EvictionOutcome(result="failed", reason="this replica does not lead any more")
+        return eviction_api.evict(self._api, case.pod)
 
-    def _plan_next(self, case: PendingEviction, outcome: EvictionOutcome) -> None:
+    def _plan_next(self, case: pending_evictions.PendingEviction, outcome: eviction_api.EvictionOutcome) -> None:
         tries = self._tries.setdefault(case.pod.uid, _Tries())
-        pause_s = OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
+        pause_s = eviction_api.OPTED_OUT_S if outcome.result == "opted-out" else tries.backoff.next_s()
         tries.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
         if outcome.result == "evicted" or outcome.unknown:
             self._pace.note()
 
-    def _pause_s(self, case: PendingEviction) -> float:
+    def _pause_s(self, case: pending_evictions.PendingEviction) -> float:
         tries = self._tries.get(case.pod.uid)
         return 0.0 if tries is None else tries.not_before_s - self._clock()

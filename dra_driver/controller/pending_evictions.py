@@ -15,14 +15,7 @@ from msgspec import Struct
 
 from dra_driver.core.model.health_rules import GRACE_ATTRIBUTE
 from dra_driver.core.time import parse_time
-from dra_driver.kube.objects.resource import (
-    Device,
-    DeviceRequestAllocationResult,
-    DeviceToleration,
-    ResourceClaim,
-    ResourceSlice,
-    ResourceSliceSpec,
-)
+from dra_driver.kube.objects import resource
 from dra_driver.kube.shapes import read
 
 NO_EXECUTE: Final = "NoExecute"
@@ -72,7 +65,7 @@ class Fleet(Struct, frozen=True, kw_only=True):
 def slice_view(item: Mapping[str, object]) -> SliceView | None:
     """Read the API object; None if it is malformed. A taint without a readable time evicts no pod."""
     try:
-        found = read(ResourceSlice, item)
+        found = read(resource.ResourceSlice, item)
     except ValueError:
         return None
     spec = found.spec
@@ -93,7 +86,7 @@ def fleet_of(slices: Iterable[SliceView]) -> Fleet:
     return Fleet(gpus=gpus, tainted={(found.pool, found.name): found for view in current for found in view.tainted})
 
 
-def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice]:
+def _tainted(spec: resource.ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice]:
     for device in spec.devices:
         taints = tuple(
             EvictingTaint(key=taint.key, value=taint.value, added=added)
@@ -111,13 +104,13 @@ def _tainted(spec: ResourceSliceSpec, slice_name: str) -> Iterator[TaintedDevice
             )
 
 
-def _grace_s(device: Device) -> int | None:
+def _grace_s(device: resource.Device) -> int | None:
     attribute = device.attributes.get(GRACE_ATTRIBUTE)
     seconds = attribute.int_ if attribute is not None else None
     return min(seconds, LONGEST_GRACE_S) if seconds is not None and seconds >= 0 else None
 
 
-def _gpu(device: Device, spec: ResourceSliceSpec) -> str:
+def _gpu(device: resource.Device, spec: resource.ResourceSliceSpec) -> str:
     """A device without such an attribute counts as a GPU."""
     known = device.attributes
     found = (known.get(name) or known.get(f"{spec.driver}/{name}") for name in _GPU_ATTRIBUTES)
@@ -131,7 +124,7 @@ EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-cla
 class HeldDevice(Struct, frozen=True, kw_only=True):
     pool: str
     name: str
-    tolerations: tuple[DeviceToleration, ...] = ()
+    tolerations: tuple[resource.DeviceToleration, ...] = ()
 
 
 class PodRef(Struct, frozen=True, kw_only=True):
@@ -156,7 +149,7 @@ class SpecialClaim(Struct, frozen=True, kw_only=True):
 def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | None:
     """Read the API object; None for other claims and for a malformed one."""
     try:
-        claim = read(ResourceClaim, item)
+        claim = read(resource.ResourceClaim, item)
     except ValueError:
         return None
     if claim.metadata.annotations.get(EXTENDED_CLAIM_ANNOTATION) != "true":
@@ -170,13 +163,13 @@ def special_claim(item: Mapping[str, object], driver: str) -> SpecialClaim | Non
     return SpecialClaim(name=claim.metadata.name, devices=devices, pods=pods) if devices and pods else None
 
 
-def results_of(claim: ResourceClaim) -> Sequence[DeviceRequestAllocationResult]:
+def results_of(claim: resource.ResourceClaim) -> Sequence[resource.DeviceRequestAllocationResult]:
     """The devices that are allocated to a claim."""
     allocation = claim.status.allocation if claim.status is not None else None
     return allocation.devices.results if allocation is not None and allocation.devices is not None else ()
 
 
-def pods_of(claim: ResourceClaim) -> list[PodRef]:
+def pods_of(claim: resource.ResourceClaim) -> list[PodRef]:
     """The pods that may use a claim."""
     users = claim.status.reserved_for if claim.status is not None else ()
     return [
@@ -209,7 +202,7 @@ def pending_evictions(fleet: Fleet, claims: Iterable[SpecialClaim], grace_s: flo
     return sorted(found.values(), key=lambda item: (item.due, item.pod.namespace, item.pod.name))
 
 
-def grace_of(taint: EvictingTaint, tolerations: Iterable[DeviceToleration], grace_s: float) -> float | None:
+def grace_of(taint: EvictingTaint, tolerations: Iterable[resource.DeviceToleration], grace_s: float) -> float | None:
     """Seconds from the taint to the eviction; None if the claim tolerates it without limit. A longer toleration counts,
     the shortest of several, as in Kubernetes (device_taint_eviction.go claimEvictionTime)."""
     matching = [item.toleration_seconds for item in tolerations if _tolerates(item, taint)]
@@ -234,7 +227,7 @@ def _cases(fleet: Fleet, claim: SpecialClaim, grace_s: float) -> list[tuple[Tain
     return cases
 
 
-def _tolerates(toleration: DeviceToleration, taint: EvictingTaint) -> bool:
+def _tolerates(toleration: resource.DeviceToleration, taint: EvictingTaint) -> bool:
     """As resourceclaim/devicetoleration.go of k8s.io/dynamic-resource-allocation."""
     if toleration.effect not in {"", NO_EXECUTE} or toleration.key not in {"", taint.key}:
         return False

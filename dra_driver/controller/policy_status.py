@@ -22,15 +22,7 @@ from dra_driver.config.status import node_status_of
 from dra_driver.controller.election import Leadership
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ConflictError, KubernetesApiError, NotFoundError
-from dra_driver.core.model.gpu_node import (
-    MAX_NAMES,
-    NodePolicy,
-    PolicyCount,
-    PolicyOrigin,
-    PolicyPlace,
-    PolicyState,
-    PolicyStatus,
-)
+from dra_driver.core.model import gpu_node
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.text import counted, printable
 from dra_driver.core.time import rfc3339
@@ -60,7 +52,7 @@ class NodePolicies(Struct, frozen=True, kw_only=True):
     """One node's results for policies that are objects, by name."""
 
     name: str
-    policies: Mapping[str, NodePolicy]
+    policies: Mapping[str, gpu_node.NodePolicy]
 
 
 def policy_view(item: Mapping[str, object]) -> PolicyView | None:
@@ -78,27 +70,27 @@ def node_view(item: Mapping[str, object]) -> NodePolicies | None:
     metadata, status = item.get("metadata"), node_status_of(item)
     if status is None or not isinstance(metadata, Mapping):
         return None
-    found = {policy.name: policy for policy in status.policies if policy.origin is PolicyOrigin.OBJECT}
+    found = {policy.name: policy for policy in status.policies if policy.origin is gpu_node.PolicyOrigin.OBJECT}
     return NodePolicies(name=str(metadata.get("name") or ""), policies=found)
 
 
 class _Count(Struct):
     nodes: int = 0
     gpus: int = 0
-    places: list[PolicyPlace] = field(default_factory=list)
+    places: list[gpu_node.PolicyPlace] = field(default_factory=list)
 
-    def add(self, place: PolicyPlace) -> None:
+    def add(self, place: gpu_node.PolicyPlace) -> None:
         self.nodes += 1
         self.gpus += len(place.gpus)
-        if len(self.places) < MAX_NAMES:
+        if len(self.places) < gpu_node.MAX_NAMES:
             self.places.append(place)
 
-    def made(self) -> PolicyCount:
-        return PolicyCount(nodes=self.nodes, gpus=self.gpus, places=tuple(self.places))
+    def made(self) -> gpu_node.PolicyCount:
+        return gpu_node.PolicyCount(nodes=self.nodes, gpus=self.gpus, places=tuple(self.places))
 
 
-def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, PolicyStatus]:
-    said: dict[str, list[tuple[str, NodePolicy]]] = {policy.name: [] for policy in policies}
+def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Mapping[str, gpu_node.PolicyStatus]:
+    said: dict[str, list[tuple[str, gpu_node.NodePolicy]]] = {policy.name: [] for policy in policies}
     for node in sorted(nodes, key=lambda node: node.name):
         for name, found in node.policies.items():
             if name in said:
@@ -106,30 +98,30 @@ def totals(policies: Sequence[PolicyView], nodes: Iterable[NodePolicies]) -> Map
     return {policy.name: _status(policy, said[policy.name]) for policy in policies}
 
 
-def _status(policy: PolicyView, said: list[tuple[str, NodePolicy]]) -> PolicyStatus:
+def _status(policy: PolicyView, said: list[tuple[str, gpu_node.NodePolicy]]) -> gpu_node.PolicyStatus:
     selected, in_force, waiting = _Count(), _Count(), _Count()
     refused, conflicting, outranked = _Count(), _Count(), _Count()
     for node, found in said:
         if found.gpus:
-            selected.add(PolicyPlace(node=node, gpus=found.gpus))
-        if found.state is PolicyState.REFUSED:
-            refused.add(PolicyPlace(node=node, gpus=found.gpus, message=found.message))
+            selected.add(gpu_node.PolicyPlace(node=node, gpus=found.gpus))
+        if found.state is gpu_node.PolicyState.REFUSED:
+            refused.add(gpu_node.PolicyPlace(node=node, gpus=found.gpus, message=found.message))
             continue
         if found.in_force:
-            in_force.add(PolicyPlace(node=node, gpus=found.in_force))
+            in_force.add(gpu_node.PolicyPlace(node=node, gpus=found.in_force))
         if found.waiting:
             # A node gives one message, about its worst state.
             message = None if found.conflicting else found.message
-            waiting.add(PolicyPlace(node=node, gpus=found.waiting, claims=found.waiting_for, message=message))
+            waiting.add(gpu_node.PolicyPlace(node=node, gpus=found.waiting, claims=found.waiting_for, message=message))
         if found.conflicting:
             policies, message = found.conflicts_with, found.message
-            conflicting.add(PolicyPlace(node=node, gpus=found.conflicting, policies=policies, message=message))
+            conflicting.add(gpu_node.PolicyPlace(node=node, gpus=found.conflicting, policies=policies, message=message))
         applied = {*found.in_force, *found.waiting, *found.conflicting}
         if left := tuple(gpu for gpu in found.gpus if gpu not in applied):
-            outranked.add(PolicyPlace(node=node, gpus=left))
+            outranked.add(gpu_node.PolicyPlace(node=node, gpus=left))
     # The oldest spec that a node still has; the newest where no node has another.
     generations = (found.generation for _, found in said if found.generation is not None)
-    return PolicyStatus(
+    return gpu_node.PolicyStatus(
         observed_generation=min([policy.generation, *generations]),
         selected=selected.made(),
         in_force=in_force.made(),
@@ -146,7 +138,7 @@ _SHOWN: Final = 3
 _KEPT: Final = "so what applied before stays"
 
 
-def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[str, object] | None:
+def status_of(policy: PolicyView, totals: gpu_node.PolicyStatus, now: datetime) -> dict[str, object] | None:
     """The new ``status`` of the object; None if it is unchanged."""
     wanted = to_wire(totals)
     condition = _condition(policy, totals)
@@ -160,7 +152,7 @@ def status_of(policy: PolicyView, totals: PolicyStatus, now: datetime) -> dict[s
     return None if wanted == dict(policy.status) else wanted
 
 
-def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
+def _condition(policy: PolicyView, totals: gpu_node.PolicyStatus) -> dict[str, object]:
     status, reason, message = _judged(policy, totals)
     return {
         "type": CONDITION,
@@ -171,7 +163,7 @@ def _condition(policy: PolicyView, totals: PolicyStatus) -> dict[str, object]:
     }
 
 
-def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
+def _judged(policy: PolicyView, totals: gpu_node.PolicyStatus) -> tuple[str, str, str]:
     """Status, reason and message; of several reasons the worst."""
     done = f"in force on {_of(totals.in_force, totals.selected)}"
     said = next((f" ({place.message})" for place in totals.refused.places if place.message), "")
@@ -196,19 +188,19 @@ def _judged(policy: PolicyView, totals: PolicyStatus) -> tuple[str, str, str]:
     return "True", "InForce", f"{done}{left}"
 
 
-def _for_claims(waiting: PolicyCount) -> str:
+def _for_claims(waiting: gpu_node.PolicyCount) -> str:
     """`` for team/a, team/b and others to end``"""
     claims = sorted({claim for place in waiting.places for claim in place.claims})
     others = " and others" if len(claims) > _SHOWN else ""
     return f" for {', '.join(claims[:_SHOWN])}{others} to end" if claims else ""
 
 
-def _of(part: PolicyCount, whole: PolicyCount) -> str:
+def _of(part: gpu_node.PolicyCount, whole: gpu_node.PolicyCount) -> str:
     """``12 of 16 GPUs of 2 nodes``"""
     return f"{part.gpus} of {_gpus(whole)} of {counted(whole.nodes, 'node')}"
 
 
-def _gpus(count: PolicyCount) -> str:
+def _gpus(count: gpu_node.PolicyCount) -> str:
     return counted(count.gpus, "GPU")
 
 

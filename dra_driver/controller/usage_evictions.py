@@ -13,31 +13,9 @@ from typing import Final, Protocol
 
 from msgspec import Struct, field
 
+from dra_driver.controller import eviction_api, usage_requests
 from dra_driver.controller.election import Leadership
-from dra_driver.controller.eviction_api import (
-    ANNOUNCED,
-    OPTED_OUT_S,
-    BrakeRules,
-    EvictionOutcome,
-    EvictionRequests,
-    Pace,
-    PodEvents,
-    evict,
-    retries,
-)
 from dra_driver.controller.pending_evictions import PodRef
-from dra_driver.controller.usage_requests import (
-    FRESH_S,
-    CaseKey,
-    EvictionCandidates,
-    NodeUse,
-    UsageEvictionRequest,
-    candidates,
-    gone,
-    is_braked,
-    still_requested,
-    usage_cases,
-)
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import KubernetesApiError
 from dra_driver.core.telemetry import controller_metrics as metrics
@@ -54,7 +32,7 @@ IDLE_S: Final = 30.0
 class GpuNodeCopies(Protocol):
     @property
     def problem(self) -> str | None: ...
-    def nodes(self) -> Sequence[NodeUse]: ...
+    def nodes(self) -> Sequence[usage_requests.NodeUse]: ...
 
 
 class UsageEvictionRules(Struct, frozen=True, kw_only=True):
@@ -63,11 +41,11 @@ class UsageEvictionRules(Struct, frozen=True, kw_only=True):
     driver: str
     over_grant: bool
     idle: bool
-    brake: BrakeRules
+    brake: eviction_api.BrakeRules
 
 
-class UsageEvictionEvents(PodEvents):
-    def announced(self, case: UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
+class UsageEvictionEvents(eviction_api.PodEvents):
+    def announced(self, case: usage_requests.UsageEvictionRequest, pods: Iterable[PodRef]) -> None:
         what = "Free memory" if case.kind == "over-grant" else "Use the GPU"
         keep = f', or keep the pod with the annotation {NO_EVICTION}: "true"'
         text = (
@@ -75,9 +53,11 @@ class UsageEvictionEvents(PodEvents):
             f" {what}{'' if case.past_protection else keep}"
         )
         for pod in pods:
-            self._about(pod, "Warning", ANNOUNCED, text)
+            self._about(pod, "Warning", eviction_api.ANNOUNCED, text)
 
-    def outcome(self, case: UsageEvictionRequest, pod: PodRef, outcome: EvictionOutcome) -> None:
+    def outcome(
+        self, case: usage_requests.UsageEvictionRequest, pod: PodRef, outcome: eviction_api.EvictionOutcome
+    ) -> None:
         self._record_outcome(
             pod,
             outcome.result,
@@ -102,24 +82,24 @@ class _Open(Struct):
     not_before_s: float
     verified_s: float | None = None
     reported: set[str] = field(default_factory=set)
-    backoff: Backoff = field(default_factory=retries)
+    backoff: Backoff = field(default_factory=eviction_api.retries)
 
 
 class UsageEvictions:
     def __init__(
         self,
-        api: EvictionRequests,
+        api: eviction_api.EvictionRequests,
         copies: GpuNodeCopies,
         leadership: Leadership,
         rules: UsageEvictionRules,
         events: UsageEvictionEvents,
         *,
-        pace: Pace,
+        pace: eviction_api.Pace,
         clock: Callable[[], float],
     ) -> None:
         self._api, self._copies, self._leadership = api, copies, leadership
         self._rules, self._events, self._pace, self._clock = rules, events, pace, clock
-        self._open: dict[CaseKey, _Open] = {}  # of the thread alone, as the next
+        self._open: dict[usage_requests.CaseKey, _Open] = {}  # of the thread alone, as the next
         self._renewed: dict[str, tuple[str | None, float]] = {}
         self.worker = Worker(
             THREAD_NAME,
@@ -144,11 +124,13 @@ class UsageEvictions:
         cases = self._current(nodes)
         self._announce(cases)
         verified = {key: case.verified_s for key, case in self._open.items() if case.verified_s is not None}
-        braked = is_braked(cases, verified, {node.name: node.gpus for node in nodes}, self._rules.brake, self._clock())
+        braked = usage_requests.is_braked(
+            cases, verified, {node.name: node.gpus for node in nodes}, self._rules.brake, self._clock()
+        )
         self._publish(cases, braked)
         return IDLE_S if braked else self._evict_due(cases)
 
-    def _current(self, nodes: Sequence[NodeUse]) -> list[UsageEvictionRequest]:
+    def _current(self, nodes: Sequence[usage_requests.NodeUse]) -> list[usage_requests.UsageEvictionRequest]:
         """The cases of nodes that renew their requests; another node may have died."""
         now_s = self._clock()
         renewed = self._renewed
@@ -158,13 +140,17 @@ class UsageEvictions:
             else (node.reported.checked_at, now_s)
             for node in nodes
         }
-        fresh = [node for node in nodes if now_s - self._renewed[node.name][1] <= FRESH_S and node.reported.checked_at]
-        cases = usage_cases(fresh, over_grant=self._rules.over_grant, idle=self._rules.idle)
+        fresh = [
+            node
+            for node in nodes
+            if now_s - self._renewed[node.name][1] <= usage_requests.FRESH_S and node.reported.checked_at
+        ]
+        cases = usage_requests.usage_cases(fresh, over_grant=self._rules.over_grant, idle=self._rules.idle)
         alive = {case.key for case in cases}
         self._open = {key: case for key, case in self._open.items() if key in alive}
         return cases
 
-    def _announce(self, cases: Sequence[UsageEvictionRequest]) -> None:
+    def _announce(self, cases: Sequence[usage_requests.UsageEvictionRequest]) -> None:
         for case in cases:
             if case.key in self._open or self.worker.is_stopping:
                 continue
@@ -173,17 +159,17 @@ class UsageEvictions:
             self._open[case.key] = known = _Open(announced_s=now_s, not_before_s=now_s + case.wait_s)
             self._tell(case, known, self._candidates(case, known).pods)
 
-    def _tell(self, case: UsageEvictionRequest, known: _Open, pods: Sequence[PodRef]) -> None:
+    def _tell(self, case: usage_requests.UsageEvictionRequest, known: _Open, pods: Sequence[PodRef]) -> None:
         known.reported.update(pod.uid for pod in pods)
         self._events.announced(case, pods)
 
-    def _publish(self, cases: Sequence[UsageEvictionRequest], braked: bool) -> None:
+    def _publish(self, cases: Sequence[usage_requests.UsageEvictionRequest], braked: bool) -> None:
         metrics.usage_brake.set(braked)
         for kind in metrics.USAGE_KINDS:
             metrics.usage_cases.labels(kind).set(sum(case.kind == kind for case in cases))
         self._events.brake(braked, waiting=len(cases))
 
-    def _evict_due(self, cases: Sequence[UsageEvictionRequest]) -> float:
+    def _evict_due(self, cases: Sequence[usage_requests.UsageEvictionRequest]) -> float:
         wait_s = IDLE_S
         for case in cases:
             known = self._open.get(case.key)
@@ -198,7 +184,7 @@ class UsageEvictions:
             wait_s = min(wait_s, max(left_s, SETTLE_S))
         return wait_s
 
-    def _try(self, case: UsageEvictionRequest, known: _Open) -> None:
+    def _try(self, case: usage_requests.UsageEvictionRequest, known: _Open) -> None:
         self.worker.beat()
         pod, outcome = self._one(case, known)
         if outcome.result == "announced":
@@ -212,17 +198,19 @@ class UsageEvictions:
         )
         if pod is not None:
             self._events.outcome(case, pod, outcome)
-        pause_s = OPTED_OUT_S if outcome.result == "opted-out" else known.backoff.next_s()
+        pause_s = eviction_api.OPTED_OUT_S if outcome.result == "opted-out" else known.backoff.next_s()
         if outcome.result == "evicted" and case.kind == "over-grant":
-            pause_s = max(case.wait_s, OPTED_OUT_S)  # the exporter reports freed memory with a delay
+            pause_s = max(case.wait_s, eviction_api.OPTED_OUT_S)  # the exporter reports freed memory with a delay
         known.not_before_s = self._clock() + max(pause_s, outcome.retry_after_s)
 
-    def _one(self, case: UsageEvictionRequest, known: _Open) -> tuple[PodRef | None, EvictionOutcome]:
+    def _one(
+        self, case: usage_requests.UsageEvictionRequest, known: _Open
+    ) -> tuple[PodRef | None, eviction_api.EvictionOutcome]:
         """Evict the first pod that may be, after one more check of everything."""
         try:
-            outcome = still_requested(self._api, case)
+            outcome = usage_requests.still_requested(self._api, case)
         except KubernetesApiError as error:
-            outcome = EvictionOutcome(result="failed", reason=str(error))
+            outcome = eviction_api.EvictionOutcome(result="failed", reason=str(error))
         if outcome is not None:
             return None, outcome
         found = self._candidates(case, known)
@@ -231,20 +219,24 @@ class UsageEvictions:
         pod = found.pods[0]
         if pod.uid not in known.reported:  # it came later, or could not be read then
             self._tell(case, known, [pod])
-            return pod, EvictionOutcome(result="announced")
+            return pod, eviction_api.EvictionOutcome(result="announced")
         if not self._leadership.leads():
-            return pod, EvictionOutcome(result="failed", reason="this replica does not lead any more")
+            return pod, eviction_api.EvictionOutcome(result="failed", reason="this replica does not lead any more")
         if not self._pace.take():
-            return pod, EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
-        return pod, evict(self._api, pod, past_budgets=case.past_protection)
+            return pod, eviction_api.EvictionOutcome(result="failed", reason="another pod was evicted at the same time")
+        return pod, eviction_api.evict(self._api, pod, past_budgets=case.past_protection)
 
-    def _candidates(self, case: UsageEvictionRequest, known: _Open) -> EvictionCandidates:
+    def _candidates(self, case: usage_requests.UsageEvictionRequest, known: _Open) -> usage_requests.EvictionCandidates:
         try:
-            found = candidates(self._api, case, self._rules.driver)
+            found = usage_requests.candidates(self._api, case, self._rules.driver)
         except KubernetesApiError as error:
-            return EvictionCandidates(outcome=EvictionOutcome(result="failed", reason=str(error)))
+            return usage_requests.EvictionCandidates(
+                outcome=eviction_api.EvictionOutcome(result="failed", reason=str(error))
+            )
         except (AttributeError, TypeError) as error:
-            return EvictionCandidates(outcome=gone(f"the claim or a pod of it is malformed: {error}"))
+            return usage_requests.EvictionCandidates(
+                outcome=usage_requests.gone(f"the claim or a pod of it is malformed: {error}")
+            )
         if found.is_verified and known.verified_s is None:
             known.verified_s = self._clock()
         return found

@@ -7,14 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Literal, Protocol
 
-from dra_driver.core.errors import (
-    ClaimError,
-    ClaimNotAllocatedError,
-    ClaimReplacedError,
-    DraError,
-    KubernetesApiError,
-    NotFoundError,
-)
+from dra_driver.core import errors
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, OpaqueConfig
 from dra_driver.core.model.ids import ClaimUid, DeviceName, PoolName
 from dra_driver.core.text import quoted
@@ -58,7 +51,7 @@ class BoundedGetter(Protocol):
     ) -> dict[str, object]: ...
     def get_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> list[dict[str, object] | KubernetesApiError]: ...
+    ) -> list[dict[str, object] | errors.KubernetesApiError]: ...
 
 
 class ApiClaimReader:
@@ -78,7 +71,7 @@ class ApiClaimReader:
         path = _path(ref)
         try:
             document = self._rest.get(path, within_s=within_s)
-        except KubernetesApiError as error:
+        except errors.KubernetesApiError as error:
             found = _of_claim(ref, error)
             if found is error:
                 raise
@@ -87,26 +80,28 @@ class ApiClaimReader:
 
     def read_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+    ) -> dict[ClaimUid, AllocatedClaim | errors.DraError]:
         """The same for several claims, read side by side; errors are returned."""
-        found: dict[ClaimUid, AllocatedClaim | DraError] = {}
+        found: dict[ClaimUid, AllocatedClaim | errors.DraError] = {}
         wanted: list[tuple[ClaimRef, str]] = []
         for ref in refs:
             try:
                 wanted.append((ref, _path(ref)))
-            except ClaimError as error:
+            except errors.ClaimError as error:
                 found[ref.uid] = error
         documents = self._rest.get_all([path for _, path in wanted], within_s=within_s)
         for (ref, _), document in zip(wanted, documents, strict=True):
             found[ref.uid] = self._checked(ref, document)
         return found
 
-    def _checked(self, ref: ClaimRef, document: dict[str, object] | KubernetesApiError) -> AllocatedClaim | DraError:
-        if isinstance(document, KubernetesApiError):
+    def _checked(
+        self, ref: ClaimRef, document: dict[str, object] | errors.KubernetesApiError
+    ) -> AllocatedClaim | errors.DraError:
+        if isinstance(document, errors.KubernetesApiError):
             return _of_claim(ref, document)
         try:
             return allocated_claim(document, ref, self._driver)
-        except DraError as error:
+        except errors.DraError as error:
             return error
 
 
@@ -114,13 +109,13 @@ def _path(ref: ClaimRef) -> str:
     try:
         return paths.resource_claim(ref.namespace, ref.name)
     except ValueError as error:
-        raise ClaimError(f"claim {ref}: {error}") from error
+        raise errors.ClaimError(f"claim {ref}: {error}") from error
 
 
-def _of_claim(ref: ClaimRef, error: KubernetesApiError) -> DraError:
+def _of_claim(ref: ClaimRef, error: errors.KubernetesApiError) -> errors.DraError:
     """Return ``error``, or `ClaimReplacedError` for a missing claim. A 404 without a reason is a missing API group."""
-    if isinstance(error, NotFoundError) and error.reason == "NotFound":
-        return ClaimReplacedError(f"claim {ref} no longer exists: delete the pod", claim=ref)
+    if isinstance(error, errors.NotFoundError) and error.reason == "NotFound":
+        return errors.ClaimReplacedError(f"claim {ref} no longer exists: delete the pod", claim=ref)
     return error
 
 
@@ -129,15 +124,15 @@ def allocated_claim(document: Mapping[str, object], ref: ClaimRef, driver: str) 
     try:
         claim = read(ResourceClaim, document)
     except ValueError as error:
-        raise ClaimError(f"claim {ref} is malformed: {error}", reason="Malformed") from error
+        raise errors.ClaimError(f"claim {ref} is malformed: {error}", reason="Malformed") from error
     if claim.metadata.uid != ref.uid:
-        raise ClaimReplacedError(
+        raise errors.ClaimReplacedError(
             f"claim {ref.namespace}/{ref.name} was replaced: the kubelet asks for uid {ref.uid}, "
             f"the API server has uid {_cut(claim.metadata.uid)}"
         )
     allocation = claim.status.allocation if claim.status is not None else None
     if allocation is None:
-        raise ClaimNotAllocatedError(
+        raise errors.ClaimNotAllocatedError(
             f"claim {ref} is not allocated: status.allocation is empty; the scheduler fills it"
         )
     devices = allocation.devices or DeviceAllocationResult()
@@ -150,7 +145,7 @@ def allocated_claim(document: Mapping[str, object], ref: ClaimRef, driver: str) 
         if result.driver == driver
     )
     if not results:
-        raise ClaimNotAllocatedError(
+        raise errors.ClaimNotAllocatedError(
             f"claim {ref} has no device of driver {driver} in status.allocation.devices.results"
         )
     configs = tuple(
@@ -251,8 +246,8 @@ class _Check:
     def __init__(self, claim: str) -> None:
         self._claim = claim
 
-    def error(self, place: str, seen: object, expected: str) -> ClaimError:
-        return ClaimError(f"{self._claim} is malformed: {place} is {_cut(seen)}, expected {expected}")
+    def error(self, place: str, seen: object, expected: str) -> errors.ClaimError:
+        return errors.ClaimError(f"{self._claim} is malformed: {place} is {_cut(seen)}, expected {expected}")
 
     def at_most(self, count: int, limit: int, place: str) -> None:
         if count > limit:

@@ -9,16 +9,7 @@ from urllib.parse import quote
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ConfigurationError,
-    DraError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    ServerBusyError,
-)
+from dra_driver.core import errors
 
 APP_LABEL: Final = "app.kubernetes.io/name"
 COMPONENT_LABEL: Final = "app.kubernetes.io/component"
@@ -107,7 +98,7 @@ def _container(daemon_set: Mapping[str, Any]) -> Mapping[str, object]:
             found: Mapping[str, object] = container
             return found
     names = ", ".join(container["name"] for container in containers)
-    raise ConfigurationError(
+    raise errors.ConfigurationError(
         f"DaemonSet {daemon_set['metadata']['name']} does not run the node process: none of its containers ({names})"
         f" has the argument {_NODE_COMMAND}; name the right one with --daemonset",
         reason="ContainerNotFound",
@@ -178,7 +169,7 @@ class PodApi(Protocol):
     def delete(self, path: str) -> None: ...
 
 
-class PodFailedError(DraError):
+class PodFailedError(errors.DraError):
     """The pod gave no report; the message says why."""
 
 
@@ -208,8 +199,8 @@ def read_daemon_set(api: PodApi, place: PodPlace) -> dict[str, object]:
     path = f"/apis/apps/v1/namespaces/{_segment(place.namespace)}/daemonsets/{_segment(place.daemon_set)}"
     try:
         found: dict[str, object] = allowed(lambda: api.get(path), place, "get daemonsets.apps")
-    except NotFoundError as error:
-        raise ConfigurationError(
+    except errors.NotFoundError as error:
+        raise errors.ConfigurationError(
             f"no DaemonSet {place.daemon_set} in namespace {place.namespace}: name that of the node process with"
             f" {place.namespace_flag} and --daemonset (kubectl get daemonsets -A lists them)"
         ) from error
@@ -241,9 +232,9 @@ def _create(api: PodApi, path: str, body: Mapping[str, object], place: PodPlace,
     pods = path.rpartition("/")[0]
     try:
         allowed(lambda: api.create(pods, body), place, "create pods")
-    except InvalidObjectError as error:
+    except errors.InvalidObjectError as error:
         raise PodFailedError(f"the API server refuses the pod: {error}") from error
-    except (ApiUnreachableError, ServerBusyError, KeyboardInterrupt):  # the pod may exist anyway
+    except (errors.ApiUnreachableError, errors.ServerBusyError, KeyboardInterrupt):  # the pod may exist anyway
         _delete(api, path, replace(place, keep=False), said)
         raise
 
@@ -310,14 +301,14 @@ class _Follower(Generic[Report]):
         """The answer, None when the API server had a bad moment."""
         try:
             answer = allowed(ask, self._place, right)
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             raise PodFailedError(f"the pod on node {self._place.node} was deleted by another client") from error
-        except (ApiUnreachableError, ServerBusyError):
+        except (errors.ApiUnreachableError, errors.ServerBusyError):
             self._failed[right] = self._failed.get(right, 0) + 1
             if self._failed[right] >= _TRIES:
                 raise
             return None
-        except InvalidObjectError:  # the container has not started after all
+        except errors.InvalidObjectError:  # the container has not started after all
             return ""
         self._failed[right] = 0
         return answer
@@ -325,10 +316,10 @@ class _Follower(Generic[Report]):
 
 def _check_node(api: PodApi, name: str) -> None:
     try:
-        with suppress(ForbiddenError):
+        with suppress(errors.ForbiddenError):
             api.get(f"/api/v1/nodes/{_segment(name)}")
-    except NotFoundError as error:
-        raise ConfigurationError(f"no node {name!r} in this cluster: kubectl get nodes lists them") from error
+    except errors.NotFoundError as error:
+        raise errors.ConfigurationError(f"no node {name!r} in this cluster: kubectl get nodes lists them") from error
 
 
 def _delete(api: PodApi, path: str, place: PodPlace, said: Say) -> None:
@@ -339,9 +330,9 @@ def _delete(api: PodApi, path: str, place: PodPlace, said: Say) -> None:
         return
     try:
         api.delete(path)
-    except NotFoundError:
+    except errors.NotFoundError:
         return
-    except KubernetesApiError as error:
+    except errors.KubernetesApiError as error:
         said(f"the pod was not deleted ({error}): kubectl -n {place.namespace} delete pod {name}")
 
 
@@ -349,14 +340,14 @@ def allowed(ask: Callable[[], object], place: PodPlace, right: str) -> Any:
     """The answer. A 403 names the right that is missing, or the Pod Security level that refuses the pod."""
     try:
         return ask()
-    except ForbiddenError as error:
+    except errors.ForbiddenError as error:
         if "PodSecurity" in str(error):
             raise PodFailedError(
                 f"Pod Security of namespace {place.namespace} refuses the pod: {error}. It needs the privileges of the"
                 " node process: kubectl label namespace "
                 f"{place.namespace} pod-security.kubernetes.io/enforce=privileged --overwrite"
             ) from error
-        raise ForbiddenError(
+        raise errors.ForbiddenError(
             f"{error}. `{place.command}` needs the right to {right} in namespace {place.namespace}",
             status=error.status,
             reason=error.reason,
@@ -365,5 +356,5 @@ def allowed(ask: Callable[[], object], place: PodPlace, right: str) -> Any:
 
 def _segment(name: str) -> str:
     if name in {"", ".", ".."}:
-        raise ConfigurationError(f"{name!r} is not the name of a Kubernetes object")
+        raise errors.ConfigurationError(f"{name!r} is not the name of a Kubernetes object")
     return quote(name, safe="")

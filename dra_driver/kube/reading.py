@@ -17,17 +17,7 @@ from typing import Any, Final
 
 from msgspec.json import decode, encode  # noqa: TID251 - no struct
 
-from dra_driver.core.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    ForbiddenError,
-    GoneError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    ServerBusyError,
-    UnauthorizedError,
-)
+from dra_driver.core import errors
 
 log = logging.getLogger(__name__)
 
@@ -131,19 +121,19 @@ def _name(item: object) -> str:
 _MESSAGE_LIMIT = 600
 _RETRY_AFTER_LIMIT_S = 300.0
 
-_CLASSES: dict[int, type[KubernetesApiError]] = {
-    400: InvalidObjectError,
-    401: UnauthorizedError,
-    403: ForbiddenError,
-    404: NotFoundError,
-    409: ConflictError,
-    410: GoneError,
-    422: InvalidObjectError,
+_CLASSES: dict[int, type[errors.KubernetesApiError]] = {
+    400: errors.InvalidObjectError,
+    401: errors.UnauthorizedError,
+    403: errors.ForbiddenError,
+    404: errors.NotFoundError,
+    409: errors.ConflictError,
+    410: errors.GoneError,
+    422: errors.InvalidObjectError,
 }
 
-_HINTS: dict[type[KubernetesApiError], str] = {
-    UnauthorizedError: "check the service account's token or the credentials in the kubeconfig",
-    ForbiddenError: "check the ClusterRole of this service account and admission policies",
+_HINTS: dict[type[errors.KubernetesApiError], str] = {
+    errors.UnauthorizedError: "check the service account's token or the credentials in the kubeconfig",
+    errors.ForbiddenError: "check the ClusterRole of this service account and admission policies",
 }
 
 _UNKNOWN = {
@@ -152,7 +142,9 @@ _UNKNOWN = {
 }
 
 
-def error_from_response(request: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubernetesApiError:
+def error_from_response(
+    request: str, status: int, body: bytes, headers: Mapping[str, str]
+) -> errors.KubernetesApiError:
     """The error for an HTTP status of 400 or more. ``request`` is ``GET /api/v1/nodes/a``."""
     document = _status_object(body)
     if document is None:
@@ -162,7 +154,7 @@ def error_from_response(request: str, status: int, body: bytes, headers: Mapping
 
 def error_from_status(
     request: str, document: Mapping[str, object], *, default_code: int = 500, headers: Mapping[str, str] | None = None
-) -> KubernetesApiError:
+) -> errors.KubernetesApiError:
     """The error for a Status object: the body of a failed request, or the object of a watch's ERROR event."""
     code = document.get("code")
     status = code if isinstance(code, int) and code >= 400 else default_code
@@ -178,18 +170,18 @@ def error_from_status(
     return error
 
 
-def _error(request: str, status: int, text: str, reason: str, retry_after_s: float) -> KubernetesApiError:
+def _error(request: str, status: int, text: str, reason: str, retry_after_s: float) -> errors.KubernetesApiError:
     text = text if len(text) <= _MESSAGE_LIMIT else text[: _MESSAGE_LIMIT - 1] + "…"
     said = f"{status} {reason}".strip()
     message = f"{request} failed: {said}: {text}"
     if status in {429, 503, 504} or status >= 500:
         bounded = min(retry_after_s, _RETRY_AFTER_LIMIT_S)
-        return ServerBusyError(message, status=status, reason=reason, retry_after_s=bounded)
-    kind = _CLASSES.get(status, KubernetesApiError)
+        return errors.ServerBusyError(message, status=status, reason=reason, retry_after_s=bounded)
+    kind = _CLASSES.get(status, errors.KubernetesApiError)
     if status == 409 and reason == "AlreadyExists":
-        kind = AlreadyExistsError
+        kind = errors.AlreadyExistsError
     if reason == "Expired":  # a list's continue token or a watch's version that has been compacted away
-        kind = GoneError
+        kind = errors.GoneError
     hint = _HINTS.get(kind)
     return kind(f"{message}; {hint}" if hint else message, status=status, reason=reason)
 

@@ -11,19 +11,10 @@ from typing import Any, Final
 from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
+from dra_driver.kube import state_templates
 from dra_driver.kube.shapes import misfit
 from dra_driver.kube.state import KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
-from dra_driver.kube.state_templates import (
-    FIELDS,
-    MAX_DEVICES,
-    USE_FIELD,
-    Template,
-    plain,
-    pull_out,
-    read_templates,
-    use_templates,
-)
 
 Wire = Mapping[str, Any]
 
@@ -84,7 +75,9 @@ def text_of(state: ClusterState, *, as_yaml: bool) -> str:
 def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, object]:
     """The state as one List whose items have kind and version. With ``templates``, equal contents of ResourceSlices are
     stored once."""
-    pulled_out, slices = pull_out(state.slices) if templates else ([], [_plain_slice(item) for item in state.slices])
+    pulled_out, slices = (
+        state_templates.pull_out(state.slices) if templates else ([], [_plain_slice(item) for item in state.slices])
+    )
     items = [
         {"apiVersion": kind.api_version, "kind": kind.kind, **reduced(kind.kind, item)}
         for kind in KINDS
@@ -146,27 +139,29 @@ def flat(documents: Sequence[Wire], where: str) -> Iterator[Wire]:
 
 
 def _filled(objects: Sequence[dict[str, Any]], header: Wire, where: str) -> list[dict[str, object]]:
-    templates = read_templates(header.get("templates"), where)
+    templates = state_templates.read_templates(header.get("templates"), where)
     for number, (name, template) in enumerate(templates):
         _check_template(name, template, f"{where}: draState.templates[{number}]")
     found = []
     devices = 0
     for item in objects:
-        if item["kind"] != "ResourceSlice" or USE_FIELD not in item["spec"]:
+        if item["kind"] != "ResourceSlice" or state_templates.USE_FIELD not in item["spec"]:
             found.append(item)
             continue
         try:
-            spec = use_templates(item["spec"], templates)
+            spec = state_templates.use_templates(item["spec"], templates)
         except ValueError as error:
             raise ConfigurationError(f"{where}: ResourceSlice {_name(item)}: {error}") from error
-        devices += sum(len(spec.get(name) or ()) for name in FIELDS)
-        if devices > MAX_DEVICES:
-            raise ConfigurationError(f"{where}: its templates stand for more than {MAX_DEVICES:,} devices")
+        devices += sum(len(spec.get(name) or ()) for name in state_templates.FIELDS)
+        if devices > state_templates.MAX_DEVICES:
+            raise ConfigurationError(
+                f"{where}: its templates stand for more than {state_templates.MAX_DEVICES:,} devices"
+            )
         found.append({**item, "spec": spec})
     return found
 
 
-def _check_template(name: str, template: Template, where: str) -> None:
+def _check_template(name: str, template: state_templates.Template, where: str) -> None:
     pool = {"driver": "-", "pool": {"name": "-"}}
     problem = misfit("ResourceSlice", {"metadata": {"name": "-"}, "spec": {**pool, name: template.items}})
     if problem:
@@ -174,7 +169,7 @@ def _check_template(name: str, template: Template, where: str) -> None:
 
 
 def _plain_slice(item: Wire) -> Wire:
-    return {**item, "spec": {name: plain(value) for name, value in item["spec"].items()}}
+    return {**item, "spec": {name: state_templates.plain(value) for name, value in item["spec"].items()}}
 
 
 def _by_kind(objects: list[dict[str, Any]]) -> dict[str, tuple[Wire, ...]]:

@@ -30,23 +30,12 @@ from dra_driver.scheduler.allocation import (
     unfit_reason,
     usage_by_node,
 )
+from dra_driver.sim import objects
 from dra_driver.sim.apiserver.jsonvalue import Obj, copy_json, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import DEVICE_CLASSES, NODES, PODS, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.state import ObjectChange
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller
-from dra_driver.sim.objects import (
-    FINALIZER,
-    claim_names,
-    generated_claims,
-    is_deleted,
-    is_finished,
-    is_reserved,
-    key,
-    owned_by,
-    set_condition,
-    uid,
-)
 
 
 class ExtendedClaims:
@@ -58,14 +47,14 @@ class ExtendedClaims:
     def create(self, pod: Obj, planned: ExtendedClaim, allocation: Obj) -> Obj:
         """Create the claim, allocated and reserved for ``pod``, and name it in the pod's status; deletes it if a later
         step fails."""
-        namespace, name = key(pod)
+        namespace, name = objects.key(pod)
         body = copy_json(dict(planned.claim))
         del body["metadata"]["name"]  # the API server generates one from generateName
         # With the finalizer from the start: an allocated claim must always have it.
-        body["metadata"]["finalizers"] = [FINALIZER]
+        body["metadata"]["finalizers"] = [objects.FINALIZER]
         claim = self._store.create(RESOURCE_CLAIMS, body, namespace=namespace)
         try:
-            user = {"resource": "pods", "name": name, "uid": uid(pod)}
+            user = {"resource": "pods", "name": name, "uid": objects.uid(pod)}
             claim["status"] = {"allocation": allocation, "reservedFor": [user]}
             claim = self._store.update_status(RESOURCE_CLAIMS, claim)
             pod.setdefault("status", {})["extendedResourceClaimStatus"] = {
@@ -83,20 +72,20 @@ class ExtendedClaims:
         """Delete the claims that earlier attempts left for this pod. It is on no node, so no container uses them."""
         for record in self._store.read_all(RESOURCE_CLAIMS)[0]:
             annotations = mapping(record.obj, "metadata", "annotations")
-            if EXTENDED_CLAIM_ANNOTATION in annotations and owned_by(record.obj, pod):
+            if EXTENDED_CLAIM_ANNOTATION in annotations and objects.owned_by(record.obj, pod):
                 self._discard(copy_json(record.obj))
 
     def _discard(self, claim: Obj) -> None:
-        namespace, name = key(claim)
+        namespace, name = objects.key(claim)
         with suppress(NotFoundError):
             current = self._store.get(RESOURCE_CLAIMS, name, namespace)
             if current.get("status"):
                 current["status"] = {}
                 current = self._store.update_status(RESOURCE_CLAIMS, current)
-            if FINALIZER in entries(current, "metadata", "finalizers"):
-                current["metadata"]["finalizers"].remove(FINALIZER)
+            if objects.FINALIZER in entries(current, "metadata", "finalizers"):
+                current["metadata"]["finalizers"].remove(objects.FINALIZER)
                 self._store.update(RESOURCE_CLAIMS, current)
-            self._store.delete(RESOURCE_CLAIMS, name, namespace, DeleteOptions(uid=uid(claim)))
+            self._store.delete(RESOURCE_CLAIMS, name, namespace, DeleteOptions(uid=objects.uid(claim)))
 
 
 class UnschedulableError(Exception):
@@ -205,10 +194,10 @@ class EmbeddedScheduler(Controller):
         """Try every pending pod that is due; returns the seconds until the next one is, None without one."""
         pods = self._store.list(PODS).items
         waiting = sorted((pod for pod in pods if _is_pending(pod)), key=self._place_in_queue)
-        self._attempts = {uid(pod): self._attempts.get(uid(pod), _Attempts()) for pod in waiting}
+        self._attempts = {objects.uid(pod): self._attempts.get(objects.uid(pod), _Attempts()) for pod in waiting}
         delays = []
         for pod in waiting:
-            attempts, now = self._attempts[uid(pod)], monotonic()
+            attempts, now = self._attempts[objects.uid(pod)], monotonic()
             # Read before the pod: a change after this line makes the state differ, and the pod is tried again.
             state = self._relevant_state()
             if attempts.seen == state:
@@ -216,19 +205,19 @@ class EmbeddedScheduler(Controller):
             if attempts.not_before > now:
                 delays.append(attempts.not_before - now)
                 continue
-            current = self._store.find(PODS, key(pod)[1], key(pod)[0])
-            if current is not None and uid(current) == uid(pod) and _is_pending(current):
+            current = self._store.find(PODS, objects.key(pod)[1], objects.key(pod)[0])
+            if current is not None and objects.uid(current) == objects.uid(pod) and _is_pending(current):
                 self._try(current, attempts, state)
         return min(delays) if delays else None
 
     def observe(self, change: ObjectChange) -> None:
         """Remember the order in which pods were created: creationTimestamp has whole seconds only."""
         if change.kind is PODS and change.type == "ADDED":
-            self._attempts.setdefault(uid(change.record.obj), _Attempts())
+            self._attempts.setdefault(objects.uid(change.record.obj), _Attempts())
 
     def _place_in_queue(self, pod: Obj) -> tuple[int, str, int]:
         known = list(self._attempts)
-        place = known.index(uid(pod)) if uid(pod) in self._attempts else len(known)
+        place = known.index(objects.uid(pod)) if objects.uid(pod) in self._attempts else len(known)
         return place, pod["metadata"].get("creationTimestamp", ""), int(pod["metadata"]["resourceVersion"])
 
     def _relevant_state(self) -> int:
@@ -243,7 +232,7 @@ class EmbeddedScheduler(Controller):
         try:
             self._schedule(pod)
         except (ConflictError, NotFoundError) as error:
-            log.debug("pod will be tried again", extra={"pod": "/".join(key(pod)), "reason": error})
+            log.debug("pod will be tried again", extra={"pod": "/".join(objects.key(pod)), "reason": error})
             return
         except _WaitingError:
             attempts.seen = state
@@ -253,7 +242,7 @@ class EmbeddedScheduler(Controller):
         except (AllocationError, ConfigurationError) as error:
             self._report(pod, "SchedulerError", f"running PreFilter/Filter plugin DynamicResources: {error}")
         else:
-            self._attempts.pop(uid(pod), None)
+            self._attempts.pop(objects.uid(pod), None)
             return
         attempts.seen = state
         attempts.not_before = monotonic() + min(FIRST_BACKOFF_S * 2**attempts.count, LONGEST_BACKOFF_S)
@@ -270,24 +259,26 @@ class EmbeddedScheduler(Controller):
             self._reserve(claim, pod, place.allocations[unallocated.index(claim)] if claim in unallocated else None)
         if place.extended is not None and place.extended_allocation is not None:
             self._extended.create(pod, place.extended, place.extended_allocation)
-        self._store.bind(*key(pod), place.node)
-        self._recorder.normal(pod, "Scheduled", f"Successfully assigned {'/'.join(key(pod))} to {place.node}")
+        self._store.bind(*objects.key(pod), place.node)
+        self._recorder.normal(pod, "Scheduled", f"Successfully assigned {'/'.join(objects.key(pod))} to {place.node}")
 
     def _claims(self, pod: Obj) -> list[Obj]:
         found: list[Obj] = []
-        generated = generated_claims(pod)
-        for name, claim_name in claim_names(pod):
+        generated = objects.generated_claims(pod)
+        for name, claim_name in objects.claim_names(pod):
             if claim_name is None:
                 raise _WaitingError
-            claim = self._store.find(RESOURCE_CLAIMS, claim_name, key(pod)[0])
+            claim = self._store.find(RESOURCE_CLAIMS, claim_name, objects.key(pod)[0])
             if claim is None:
                 raise UnschedulableError(f'resourceclaim "{claim_name}" not found')
-            if is_deleted(claim):
+            if objects.is_deleted(claim):
                 raise UnschedulableError(f'resourceclaim "{claim_name}" is being deleted')
-            if name in generated and not owned_by(claim, pod):
-                raise UnschedulableError(f"ResourceClaim {claim_name} was not created for pod {'/'.join(key(pod))}")
+            if name in generated and not objects.owned_by(claim, pod):
+                raise UnschedulableError(
+                    f"ResourceClaim {claim_name} was not created for pod {'/'.join(objects.key(pod))}"
+                )
             users = entries(claim, "status", "reservedFor")
-            if len(users) >= MAX_RESERVED and not is_reserved(claim, pod):
+            if len(users) >= MAX_RESERVED and not objects.is_reserved(claim, pod):
                 raise UnschedulableError(f'resourceclaim "{claim_name}" is in use by {MAX_RESERVED} pods')
             if all(claim["metadata"]["uid"] != other["metadata"]["uid"] for other in found):
                 found.append(claim)
@@ -295,24 +286,26 @@ class EmbeddedScheduler(Controller):
 
     def _reserve(self, claim: Obj, pod: Obj, allocation: Obj | None) -> None:
         """Add the finalizer, which an allocated claim must have, then write allocation and user in one update."""
-        if allocation is not None and FINALIZER not in entries(claim, "metadata", "finalizers"):
-            claim["metadata"].setdefault("finalizers", []).append(FINALIZER)
+        if allocation is not None and objects.FINALIZER not in entries(claim, "metadata", "finalizers"):
+            claim["metadata"].setdefault("finalizers", []).append(objects.FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)
         status = claim.setdefault("status", {})
         if allocation is not None:
             status["allocation"] = allocation
-        if not is_reserved(claim, pod):
-            user = {"resource": "pods", "name": key(pod)[1], "uid": uid(pod)}
+        if not objects.is_reserved(claim, pod):
+            user = {"resource": "pods", "name": objects.key(pod)[1], "uid": objects.uid(pod)}
             status["reservedFor"] = [*entries(claim, "status", "reservedFor"), user]
         self._store.update_status(RESOURCE_CLAIMS, claim)
 
     def _report(self, pod: Obj, reason: str, message: str) -> None:
         self._recorder.warning(pod, "FailedScheduling", message)
-        if set_condition(pod, "PodScheduled", "False", utc_now(), reason=reason, message=message):
+        if objects.set_condition(pod, "PodScheduled", "False", utc_now(), reason=reason, message=message):
             self._store.update_status(PODS, pod)
 
 
 def _is_pending(pod: Obj) -> bool:
     spec = pod["spec"]
     ours = spec.get("schedulerName", DEFAULT_NAME) == DEFAULT_NAME
-    return ours and not (spec.get("nodeName") or spec.get("schedulingGates") or is_deleted(pod) or is_finished(pod))
+    return ours and not (
+        spec.get("nodeName") or spec.get("schedulingGates") or objects.is_deleted(pod) or objects.is_finished(pod)
+    )

@@ -5,19 +5,10 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from dra_driver.conformance import cdi_folder
+from dra_driver.conformance import cdi_folder, cluster
 from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.checks.prepare import HELPER, KUBELET, PROTO, check_devices, largest_claim
 from dra_driver.conformance.checks.registration import TYPES
-from dra_driver.conformance.cluster import (
-    MANY,
-    NAMESPACE,
-    CheckClaim,
-    JsonObject,
-    PublishedDevice,
-    default_spec,
-    together,
-)
 from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey, PrepareAnswer, check_complete, read_prepared
 from dra_driver.conformance.values import NotApplicableError, ViolationError, full
 from dra_driver.core.unix_grpc import CallError, PendingCall
@@ -55,7 +46,7 @@ def twice_in_one_claim(bench: Bench) -> None:
     ShareID serves as an additional map key to differentiate concurrent shares of the same device.
     """
     device = _shared(bench)
-    [request] = default_spec(bench.cluster.class_name, **_smallest(device))["devices"]["requests"]
+    [request] = cluster.default_spec(bench.cluster.class_name, **_smallest(device))["devices"]["requests"]
     requests = [{**request, "name": name} for name in ("first", "second")]
     claim = bench.claim(keys={device.key}, spec={"devices": {"requests": requests}})
     _check_ids(claim, bench.prepared(claim))
@@ -118,19 +109,19 @@ def admin_ends(bench: Bench) -> None:
         raise ViolationError("the end of admin access changed the answer for the user's claim")
 
 
-def _share(bench: Bench) -> CheckClaim:
+def _share(bench: Bench) -> cluster.CheckClaim:
     device = _shared(bench)
     return bench.claim(keys={device.key}, **_smallest(device))
 
 
-def _shared(bench: Bench) -> PublishedDevice:
+def _shared(bench: Bench) -> cluster.PublishedDevice:
     found = [one for one in bench.scheduler.devices() if one.is_shared and not one.is_blocked]
     if not found:
         raise NotApplicableError("every shared device has a taint")
     return found[0]
 
 
-def _smallest(device: PublishedDevice) -> JsonObject:
+def _smallest(device: cluster.PublishedDevice) -> cluster.JsonObject:
     amounts = {}
     for name, capacity in (device.wire.get("capacity") or {}).items():
         policy = capacity.get("requestPolicy") or {}
@@ -139,14 +130,14 @@ def _smallest(device: PublishedDevice) -> JsonObject:
     return {"capacity": {"requests": amounts}} if amounts else {}
 
 
-def _exclusive(bench: Bench) -> CheckClaim:
+def _exclusive(bench: Bench) -> cluster.CheckClaim:
     claim = largest_claim(bench)
     if claim is None:
         raise NotApplicableError("every device is shared or has a taint")
     return claim
 
 
-def _check_ids(claim: CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
+def _check_ids(claim: cluster.CheckClaim, devices: tuple[AnsweredDevice, ...]) -> None:
     wanted = sorted(str(result.get("shareID", "none")) for result in claim.results)
     found = sorted(device.share_id or "none" for device in devices)
     if wanted != found:
@@ -273,11 +264,11 @@ def many_devices(bench: Bench) -> None:
     AllocationResultsMaxSize represents the maximum number of entries in allocation.devices.results: 32.
     """
     usable = bench.scheduler.usable()
-    chosen = together(bench.slices(), usable, MANY)
-    claim = bench.claim(keys={device.key for device in chosen}, count=MANY)
+    chosen = cluster.together(bench.slices(), usable, cluster.MANY)
+    claim = bench.claim(keys={device.key for device in chosen}, count=cluster.MANY)
     devices = bench.prepared(claim)
     check_devices(bench, claim, devices)
-    bench.check_resolves(devices, f"a claim with {MANY} devices")
+    bench.check_resolves(devices, f"a claim with {cluster.MANY} devices")
     bench.unprepared(claim.key)
 
 
@@ -288,7 +279,7 @@ def many_claims(bench: Bench) -> None:
     All claims in the request must have an entry in the response. A message has at most 4 MiB.
     """
     keys = [
-        ClaimKey(namespace=NAMESPACE, name=f"never-prepared-{at}" + "x" * 200, uid=str(uuid.uuid4()))
+        ClaimKey(namespace=cluster.NAMESPACE, name=f"never-prepared-{at}" + "x" * 200, uid=str(uuid.uuid4()))
         for at in range(CLAIMS)
     ]
     bench.unprepared(*keys)

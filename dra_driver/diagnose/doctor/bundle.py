@@ -26,17 +26,6 @@ from dra_driver.core.errors import (
 from dra_driver.core.files import replace_file
 from dra_driver.core.finding import check_document
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import (
-    ClusterFacts,
-    Unanswered,
-    dicts,
-    is_ready,
-    mapping,
-    name_of,
-    namespace_of,
-    number,
-    text,
-)
 from dra_driver.diagnose.doctor.reduce import redacted
 from dra_driver.kube import paths
 from dra_driver.kube.state import KINDS, ClusterState, Wire
@@ -60,7 +49,7 @@ _GZIP: Final = b"\x1f\x8b"
 class SupportBundle(Struct, frozen=True, kw_only=True):
     """``logs`` are texts by name (``namespace/pod/container``), ``report`` the doctor's in JSON values and as text."""
 
-    facts: ClusterFacts
+    facts: fact.ClusterFacts
     created_at: str
     program_version: str
     report: Mapping[str, object]
@@ -93,7 +82,7 @@ def write(bundle: SupportBundle, path: Path) -> int:
     return len(packed.getvalue())
 
 
-def read(path: Path | str) -> ClusterFacts:
+def read(path: Path | str) -> fact.ClusterFacts:
     """Return the facts in a bundle. Raises ConfigurationError, also for a bundle of a newer version."""
     where = str(path)
     found: dict[str, object] = {}
@@ -108,7 +97,7 @@ def read(path: Path | str) -> ClusterFacts:
             reason="MemberMissing",
             missing=missing,
         )
-    return _facts(found[FACTS], state_in([mapping(found[STATE])], where), where)
+    return _facts(found[FACTS], state_in([fact.mapping(found[STATE])], where), where)
 
 
 def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
@@ -130,17 +119,19 @@ def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
         yield f"{LOGS}{name}.log", log
 
 
-def _packed(facts: ClusterFacts) -> dict[str, object]:
+def _packed(facts: fact.ClusterFacts) -> dict[str, object]:
     """The facts that the cluster state does not contain, and the failures of questions."""
     kept = {name: value for name, value in facts.answers.items() if name in fact.EXTRA}
     kept |= facts.unanswered
     return {
-        name: {"unanswered": {"seen": value.seen, "do": value.fix}} if isinstance(value, Unanswered) else {"is": value}
+        name: {"unanswered": {"seen": value.seen, "do": value.fix}}
+        if isinstance(value, fact.Unanswered)
+        else {"is": value}
         for name, value in kept.items()
     }
 
 
-def _facts(document: object, state: ClusterState, where: str) -> ClusterFacts:
+def _facts(document: object, state: ClusterState, where: str) -> fact.ClusterFacts:
     packed = document.get("answers") if isinstance(document, dict) else None
     if not isinstance(packed, dict):
         raise ConfigurationError(f"{where}: {FACTS} has no answers", reason="NoAnswers")
@@ -148,13 +139,13 @@ def _facts(document: object, state: ClusterState, where: str) -> ClusterFacts:
     for name, value in packed.items():
         if name in fact.EXTRA or name in answers:
             answers[name] = _unpacked(value, f"{where}: {FACTS}: {str(name)[:40]}", answers.get(name))
-    return ClusterFacts(answers=answers, source=where)
+    return fact.ClusterFacts(answers=answers, source=where)
 
 
 def _unpacked(value: object, where: str, present: object) -> object:
     why = value.get("unanswered") if isinstance(value, dict) else None
     if isinstance(why, dict) and isinstance(why.get("seen"), str) and isinstance(why.get("do"), str):
-        return Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
+        return fact.Unanswered(seen=why["seen"][:2000], fix=why["do"][:2000])
     if not isinstance(value, dict) or not isinstance(value.get("is"), dict | list):
         raise ConfigurationError(f"{where}: expected an answer, or the reason for a missing one", reason="NotAnAnswer")
     return value["is"] if present is None else present
@@ -225,18 +216,19 @@ class LogApi(Protocol):
     def get_text(self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None) -> str: ...
 
 
-def read_logs(api: LogApi, facts: ClusterFacts, *, within_s: float) -> tuple[dict[str, str], list[str]]:
+def read_logs(api: LogApi, facts: fact.ClusterFacts, *, within_s: float) -> tuple[dict[str, str], list[str]]:
     """Return logs by ``namespace/pod/container`` and a message for each omitted log. Pods that are not ready come
     first; logs of ended containers are included. ``within_s`` bounds each request."""
     pods = sorted(
-        facts.items_or_none(fact.DRIVER_PODS), key=lambda pod: (is_ready(pod), namespace_of(pod), name_of(pod))
+        facts.items_or_none(fact.DRIVER_PODS),
+        key=lambda pod: (fact.is_ready(pod), fact.namespace_of(pod), fact.name_of(pod)),
     )
     left = [f"logs of {len(pods) - MOST_PODS} of {len(pods)} pods"] if len(pods) > MOST_PODS else []
     found: dict[str, str] = {}
     for pod in pods[:MOST_PODS]:
-        for container in dicts(pod, "status", "containerStatuses"):
-            for previous in (False, True) if number(container, "restartCount") else (False,):
-                _add(found, left, api, pod, text(container, "name"), previous=previous, within_s=within_s)
+        for container in fact.dicts(pod, "status", "containerStatuses"):
+            for previous in (False, True) if fact.number(container, "restartCount") else (False,):
+                _add(found, left, api, pod, fact.text(container, "name"), previous=previous, within_s=within_s)
     return found, left
 
 
@@ -250,12 +242,12 @@ def _add(
     previous: bool,
     within_s: float,
 ) -> None:
-    name = f"{namespace_of(pod)}/{name_of(pod)}/{container}{'-previous' if previous else ''}"
+    name = f"{fact.namespace_of(pod)}/{fact.name_of(pod)}/{container}{'-previous' if previous else ''}"
     query = {"container": container, "tailLines": str(_LINES), "limitBytes": str(MOST_BYTES)}
     if previous:
         query["previous"] = "true"
     try:
-        log = api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query, within_s=within_s)
+        log = api.get_text(f"{paths.pod(fact.namespace_of(pod), fact.name_of(pod))}/log", query, within_s=within_s)
     except (InvalidObjectError, NotFoundError):
         return  # the container has not started, or the previous run's log is deleted
     except KubernetesApiError as error:
@@ -268,7 +260,7 @@ _KINDS: Final = ("claims", "templates", "classes")
 """Kinds with opaque parameters (resource/v1 ``OpaqueDeviceConfiguration``)."""
 
 
-def without_foreign_parameters(facts: ClusterFacts) -> ClusterFacts:
+def without_foreign_parameters(facts: fact.ClusterFacts) -> fact.ClusterFacts:
     """The facts with empty opaque parameters, and empty data of claimed devices, where another driver reads them."""
     own = facts.driver_names
     kept = {name: [without_foreign(item, own) for item in facts.items(name)] for name in _KINDS if facts.knows(name)}

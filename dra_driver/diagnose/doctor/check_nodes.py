@@ -9,19 +9,6 @@ from dra_driver.core.model.gpu_node import HealthWord, NodeProblem
 from dra_driver.core.model.mig import parent_name
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import (
-    COMPONENT,
-    ClusterFacts,
-    condition_of,
-    dicts,
-    is_ready,
-    labels_of,
-    mapping,
-    name_of,
-    number,
-    subject_of,
-    text,
-)
 from dra_driver.diagnose.doctor.views import (
     label_of,
     layer_of,
@@ -37,7 +24,7 @@ _RUNTIME: Final = re.compile(r"([a-z-]+)://v?(\d{1,4})\.(\d{1,4})(?:\.(\d{1,4}))
 
 
 @check("node-labels", Layer.NODE, "the nodes with GPUs that the DaemonSet selects")
-def _selected(facts: ClusterFacts) -> Iterator[Finding]:
+def _selected(facts: fact.ClusterFacts) -> Iterator[Finding]:
     daemonsets, nodes = facts.node_daemonsets, list(facts.items("nodes"))
     for item in daemonsets:
         matched = [node for node in nodes if why_left_out(item, node) == ""]
@@ -47,7 +34,9 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
                 "Label the nodes that have GPUs: kubectl label node NAME nvidia.com/gpu.present=true; or install Node "
                 "Feature Discovery; or set nodes.gpuLabels of the chart."
             )
-            yield fail(seen, f"nodes with {_wanted(item)}", do, subject_of("daemonset", item), reason="NoNodeSelected")
+            yield fail(
+                seen, f"nodes with {_wanted(item)}", do, fact.subject_of("daemonset", item), reason="NoNodeSelected"
+            )
     if not daemonsets:
         return
     left = []
@@ -64,7 +53,7 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
             "a node process on each node with GPUs",
             "Change the node's labels or taints, or nodes.gpuLabels, nodes.selector and nodes.tolerations of the "
             "chart. No action if another driver serves this node.",
-            subject_of("node", node),
+            fact.subject_of("node", node),
             reason="NodeNotSelected",
         )
     if not left and nodes:
@@ -74,14 +63,16 @@ def _selected(facts: ClusterFacts) -> Iterator[Finding]:
 
 def why_left_out(daemonset: Wire, node: Wire) -> str:
     """The reason for which the DaemonSet has no pod on the node; empty if it has one."""
-    labels = labels_of(node)
-    for key, value in mapping(daemonset, "spec", "nodeSelector").items():
+    labels = fact.labels_of(node)
+    for key, value in fact.mapping(daemonset, "spec", "nodeSelector").items():
         if labels.get(key) != value:
             return f"it has {key}={labels.get(key, '<none>')}, wanted {value}"
-    affinity = mapping(daemonset, "spec", "nodeAffinity")
+    affinity = fact.mapping(daemonset, "spec", "nodeAffinity")
     if affinity and not node_matches(affinity, node):
         return f"it has none of the labels {_wanted(daemonset)}"
-    taint = untolerated(dicts(node, "spec", "taints"), [*dicts(daemonset, "spec", "tolerations"), *_DAEMON_TOLERATIONS])
+    taint = untolerated(
+        fact.dicts(node, "spec", "taints"), [*fact.dicts(daemonset, "spec", "tolerations"), *_DAEMON_TOLERATIONS]
+    )
     return f"its taint {taint.key} ({taint.effect}) is not tolerated" if taint is not None else ""
 
 
@@ -106,45 +97,45 @@ def _why_none(daemonset: Wire, nodes: list[Wire]) -> str:
 def _wanted(daemonset: Wire) -> str:
     """The labels of the affinity as ``KEY=VALUE or KEY=VALUE``."""
     found: list[str] = []
-    for term in dicts(daemonset, "spec", "nodeAffinity", "nodeSelectorTerms"):
+    for term in fact.dicts(daemonset, "spec", "nodeAffinity", "nodeSelectorTerms"):
         parts = []
-        for item in dicts(term, "matchExpressions"):
+        for item in fact.dicts(term, "matchExpressions"):
             values = item.get("values")
             shown_values = ",".join(map(str, values)) if isinstance(values, list) else ""
             parts.append(
-                f"{text(item, 'key')}={shown_values}"
+                f"{fact.text(item, 'key')}={shown_values}"
                 if shown_values
-                else f"{text(item, 'key')} ({text(item, 'operator')})"
+                else f"{fact.text(item, 'key')} ({fact.text(item, 'operator')})"
             )
         found.append(" and ".join(parts))
     return " or ".join(found) or "the labels of its nodeSelector"
 
 
 @check("node-ready", Layer.NODE, "the readiness of nodes with GPUs")
-def _readiness(facts: ClusterFacts) -> Iterator[Finding]:
+def _readiness(facts: fact.ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     for node in facts.items("nodes"):
-        if name_of(node) not in wanted:
+        if fact.name_of(node) not in wanted:
             continue
-        subject = subject_of("node", node)
-        if not is_ready(node) and condition_of(node, "Ready"):
-            message = text(condition_of(node, "Ready"), "message")
+        subject = fact.subject_of("node", node)
+        if not fact.is_ready(node) and fact.condition_of(node, "Ready"):
+            message = fact.text(fact.condition_of(node, "Ready"), "message")
             seen = f"is not ready: {message or 'no message'}"
             do = "Check the kubelet of the node first."
             yield fail(seen, "a node that is ready", do, subject, reason="NodeNotReady")
-        elif mapping(node, "spec").get("unschedulable") is True:
+        elif fact.mapping(node, "spec").get("unschedulable") is True:
             seen = "is cordoned, so no new pod gets its GPUs"
-            do = f"After maintenance: kubectl uncordon {name_of(node)}"
+            do = f"After maintenance: kubectl uncordon {fact.name_of(node)}"
             yield warn(seen, "a node that takes pods", do, subject, reason="NodeCordoned")
 
 
 @check("node-exists", Layer.NODE, "the node of the pod or claim")
-def _existence(facts: ClusterFacts) -> Iterator[Finding]:
+def _existence(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Check the node of a pod or claim. The question names no node, so this check finds it."""
     if not facts.about_workload:
         return
-    there = {name_of(node) for node in facts.items("nodes")}
-    wanted = {text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
+    there = {fact.name_of(node) for node in facts.items("nodes")}
+    wanted = {fact.text(pod, "spec", "nodeName") for pod in facts.items_or_none("pods")}
     wanted |= {node_of_claim(claim, there) for claim in facts.items_or_none("claims")}
     for node in sorted(wanted - there - {""}):
         do = (
@@ -182,51 +173,53 @@ def runtime_problem(version: str) -> tuple[Status, str, str, str] | None:
 
 
 @check("container-runtime", Layer.RUNTIME, "the container runtimes")
-def _runtimes(facts: ClusterFacts) -> Iterator[Finding]:
+def _runtimes(facts: fact.ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
-    nodes = [node for node in facts.items("nodes") if name_of(node) in wanted]
+    nodes = [node for node in facts.items("nodes") if fact.name_of(node) in wanted]
     good: dict[str, int] = {}
     for node in nodes:
-        version = text(node, "status", "nodeInfo", "containerRuntimeVersion")
+        version = fact.text(node, "status", "nodeInfo", "containerRuntimeVersion")
         problem = runtime_problem(version)
         if problem is None:
             good[version] = good.get(version, 0) + 1
             continue
         status, reason, seen, do = problem
         expected = "containerd 2.0 or newer, 1.7 with enable_cdi = true, or CRI-O 1.28 or newer"
-        yield finding(status, seen, expected, do, subject_of("node", node), reason=reason)
+        yield finding(status, seen, expected, do, fact.subject_of("node", node), reason=reason)
     known = [version for version in sorted(good) if version]
     if known and len(nodes) == sum(good.values()):
         yield ok(f"container runtimes take CDI devices: {listed(known)}", "cluster")
 
 
 @check("default-runtime", Layer.RUNTIME, "the ways to get GPUs without claims")
-def _default_runtime(facts: ClusterFacts) -> Iterator[Finding]:
+def _default_runtime(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report NVIDIA's runtime as default: it gives GPUs without a claim to pods that set a variable."""
     for item in facts.items(fact.DAEMONSETS):
-        if "container-toolkit" not in name_of(item) or number(item, "status", "desiredNumberScheduled") == 0:
+        if "container-toolkit" not in fact.name_of(item) or fact.number(item, "status", "desiredNumberScheduled") == 0:
             continue
-        if text(item, "spec", "settings", "CONTAINERD_SET_AS_DEFAULT") == "false":
+        if fact.text(item, "spec", "settings", "CONTAINERD_SET_AS_DEFAULT") == "false":
             continue
         yield warn(
             "may make NVIDIA's runtime the default of its nodes (CONTAINERD_SET_AS_DEFAULT is not false)",
             "runc or crun as the default runtime",
             "Set toolkit.env CONTAINERD_SET_AS_DEFAULT=false in the ClusterPolicy. Otherwise any pod can get all GPUs "
             "with the variable NVIDIA_VISIBLE_DEVICES (docs/security.md).",
-            subject_of("daemonset", item),
+            fact.subject_of("daemonset", item),
             reason="NvidiaRuntimeDefault",
         )
     wanted = facts.driver_nodes
     for pod in facts.items(fact.VISIBLE_DEVICES):
-        is_of_driver = text(pod, "metadata", "labels", COMPONENT) == "node" or text(pod, "owner") == "DaemonSet"
-        if text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or is_of_driver:
+        is_of_driver = (
+            fact.text(pod, "metadata", "labels", fact.COMPONENT) == "node" or fact.text(pod, "owner") == "DaemonSet"
+        )
+        if fact.text(pod, "spec", "nodeName") not in wanted or pod.get("claims") is True or is_of_driver:
             continue
         seen = (
-            f"sets NVIDIA_VISIBLE_DEVICES={text(pod, 'value')} and has no claim, on node "
-            f"{text(pod, 'spec', 'nodeName')}"
+            f"sets NVIDIA_VISIBLE_DEVICES={fact.text(pod, 'value')} and has no claim, on node "
+            f"{fact.text(pod, 'spec', 'nodeName')}"
         )
         do = "Use a claim: if NVIDIA's runtime is the node's default, this pod has GPUs that are allocated to others."
-        yield warn(seen, "GPUs only by claims", do, subject_of("pod", pod), reason="VisibleDevicesSet")
+        yield warn(seen, "GPUs only by claims", do, fact.subject_of("pod", pod), reason="VisibleDevicesSet")
 
 
 _GPU_LEFT_OUT: Final = "GpuLeftOut"
@@ -234,12 +227,12 @@ _NOT_READY: Final = "NotReady"
 
 
 @check("gpu-node-written", Layer.GPUS, "the GpuNodes of nodes")
-def _reported(facts: ClusterFacts) -> Iterator[Finding]:
+def _reported(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report nodes with a ready node process and without a GpuNode."""
-    served = {text(item, "name") for item in dicts(facts.value(fact.GPU_API), "resources")}
+    served = {fact.text(item, "name") for item in fact.dicts(facts.value(fact.GPU_API), "resources")}
     if "gpunodes" not in served:
         return
-    there = {name_of(item) for item in facts.items(fact.GPU_NODES)}
+    there = {fact.name_of(item) for item in facts.items(fact.GPU_NODES)}
     silent = sorted(facts.nodes_with_ready_pods - there)
     for node in silent:
         do = (
@@ -250,7 +243,7 @@ def _reported(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("gpu-node-problems", Layer.GPUS, "the problems in GpuNodes")
-def _problems(facts: ClusterFacts) -> Iterator[Finding]:
+def _problems(facts: fact.ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():
         reported = [gpu.message for gpu in status.gpus if gpu.health is HealthWord.UNHEALTHY and gpu.message]
@@ -289,7 +282,7 @@ def _judged(node: str, problem: NodeProblem) -> Finding:
 
 
 @check("gpu-health", Layer.GPUS, "the health of GPUs")
-def _health(facts: ClusterFacts) -> Iterator[Finding]:
+def _health(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Check GpuNodes and taints of slices: either may be newer. For a pod or claim only its GPUs are failures."""
     if not facts.knows("slices"):
         facts.items(fact.GPU_NODES)
@@ -301,11 +294,13 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
     tainted: dict[tuple[str, str], list[str]] = {}
     names: dict[tuple[str, str], str] = {}
     for item in newest_slices(facts.own_slices if facts.knows("slices") else ()):
-        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
-        for device in dicts(item, "spec", "devices"):
+        driver, node = fact.text(item, "spec", "driver"), fact.text(item, "spec", "nodeName")
+        for device in fact.dicts(item, "spec", "devices"):
             if taints := unhealthy_by(device):
-                found = [attribute_shown(mapping(device, "attributes"), driver, each) for each in (PARENT_UUID, UUID)]
-                name = parent_name(text(device, "name"))
+                found = [
+                    attribute_shown(fact.mapping(device, "attributes"), driver, each) for each in (PARENT_UUID, UUID)
+                ]
+                name = parent_name(fact.text(device, "name"))
                 gpu = (node, next(filter(None, found), name))
                 names[gpu] = name
                 tainted.setdefault(gpu, []).extend(taints)
@@ -330,7 +325,7 @@ def _health(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("driver-versions", Layer.DRIVER, "the versions of NVIDIA's driver")
-def _versions(facts: ClusterFacts) -> Iterator[Finding]:
+def _versions(facts: fact.ClusterFacts) -> Iterator[Finding]:
     facts.items(fact.GPU_NODES)
     found: dict[str, list[str]] = {}
     for node, status in facts.gpu_nodes.items():
@@ -347,7 +342,7 @@ def _versions(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("toolkit-versions", Layer.TOOLKIT, "NVIDIA Container Toolkit on nodes")
-def _toolkit(facts: ClusterFacts) -> Iterator[Finding]:
+def _toolkit(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report nodes without the hook where other nodes have it: not every cluster needs the hook."""
     facts.items(fact.GPU_NODES)
     with_hook = {node: status.toolkit_version for node, status in facts.gpu_nodes.items() if status.toolkit_version}

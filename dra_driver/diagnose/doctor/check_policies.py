@@ -10,16 +10,7 @@ from dra_driver.core.finding import Finding, Layer, Status, check, fail, finding
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
-from dra_driver.diagnose.doctor.facts import (
-    COMPONENT,
-    ClusterFacts,
-    condition_of,
-    dicts,
-    name_of,
-    number,
-    setting,
-    text,
-)
+from dra_driver.diagnose.doctor.facts import text
 from dra_driver.diagnose.doctor.views import (
     PARTITIONS,
     WHOLE,
@@ -37,8 +28,8 @@ MOST_DEVICES: Final = 5000
 
 
 @check("classes-present", Layer.CLASSES, "the DeviceClasses of the driver")
-def _present(facts: ClusterFacts) -> Iterator[Finding]:
-    names = {name_of(item) for item in facts.items("classes")}
+def _present(facts: fact.ClusterFacts) -> Iterator[Finding]:
+    names = {fact.name_of(item) for item in facts.items("classes")}
     if not (facts.items_or_none(fact.DAEMONSETS) or facts.items_or_none("slices")):
         return
     for name, status, what in (
@@ -53,14 +44,14 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("classes-match", Layer.CLASSES, "the devices that DeviceClasses select")
-def _match(facts: ClusterFacts) -> Iterator[Finding]:
+def _match(facts: fact.ClusterFacts) -> Iterator[Finding]:
     views = device_views(facts.whole.own_slices)
     if not views and not unpublished_gpus(facts.whole.gpu_nodes):
         return
     used = used_classes(facts)
     drivers = facts.driver_names
     for item in facts.items("classes"):
-        name = name_of(item)
+        name = fact.name_of(item)
         if not is_for(item, drivers) and name not in (WHOLE, PARTITIONS):
             continue
         try:
@@ -91,8 +82,8 @@ def _match(facts: ClusterFacts) -> Iterator[Finding]:
             yield ok("selects published devices", f"class/{name}")
 
 
-def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
-    name = name_of(item)
+def _no_match(item: Wire, facts: fact.ClusterFacts, users: Sequence[str], drivers: Sequence[str]) -> Finding:
+    name = fact.name_of(item)
     asked = f"; {listed(list(users))} requests it" if users else ""
     reason = "NoDeviceMatches"
     if not is_for(item, drivers):
@@ -110,7 +101,7 @@ def _no_match(item: Wire, facts: ClusterFacts, users: Sequence[str], drivers: Se
     return finding(status, seen, "a class that selects devices", do, f"class/{name}", reason=reason)
 
 
-def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
+def _why_no_partitions(item: Wire, facts: fact.ClusterFacts) -> tuple[str, str, str]:
     """Reason, cause and next step for no matching partition. A gate that the API server omits is unknown."""
     do = "kubectl dra devices shows the published profiles; docs/mig.md lists the conditions."
     if facts.knows(fact.GATES) and facts.value(fact.GATES).get("DRAPartitionableDevices") is False:
@@ -141,11 +132,11 @@ def _why_no_partitions(item: Wire, facts: ClusterFacts) -> tuple[str, str, str]:
 
 
 @check("extended-resources", Layer.CLASSES, "extended resources of DeviceClasses")
-def _extended(facts: ClusterFacts) -> Iterator[Finding]:
+def _extended(facts: fact.ClusterFacts) -> Iterator[Finding]:
     by_resource: dict[str, list[str]] = {}
     for item in facts.items("classes"):
         if resource := text(item, "spec", "extendedResourceName"):
-            by_resource.setdefault(resource, []).append(name_of(item))
+            by_resource.setdefault(resource, []).append(fact.name_of(item))
     for resource, names in sorted(by_resource.items()):
         if len(names) > 1:
             seen = f"several classes have the extended resource {resource}: {listed(sorted(names))}"
@@ -158,7 +149,7 @@ def device_views(slices: Sequence[Wire]) -> list[DeviceView]:
     found: list[DeviceView] = []
     for item in slices:
         driver = text(item, "spec", "driver")
-        found += [DeviceView(driver, dict(device), lists=True) for device in dicts(item, "spec", "devices")]
+        found += [DeviceView(driver, dict(device), lists=True) for device in fact.dicts(item, "spec", "devices")]
         if len(found) >= MOST_DEVICES:
             break
     return found[:MOST_DEVICES]
@@ -187,21 +178,21 @@ _EXPECTED: Final = "a policy that is in force on all GPUs that it selects"
 
 
 @check("policy-status", Layer.POLICIES, "the states of GpuPolicies")
-def _status(facts: ClusterFacts) -> Iterator[Finding]:
+def _status(facts: fact.ClusterFacts) -> Iterator[Finding]:
     nodes: dict[str, list[tuple[str, NodePolicy]]] = {}
     for node, reported in _reported(facts, PolicyOrigin.OBJECT):
         nodes.setdefault(reported.name, []).append((node, reported))
     for policy in facts.items(fact.GPU_POLICIES):
-        condition = condition_of(policy, "InForce")
-        is_current = number(condition, "observedGeneration") >= number(policy, "metadata", "generation")
+        condition = fact.condition_of(policy, "InForce")
+        is_current = fact.number(condition, "observedGeneration") >= fact.number(policy, "metadata", "generation")
         if condition and is_current:
             yield from _of_condition(policy, condition)
         else:
-            yield from _of_nodes(policy, nodes.get(name_of(policy), []), facts)
+            yield from _of_nodes(policy, nodes.get(fact.name_of(policy), []), facts)
 
 
 def _of_condition(policy: Wire, condition: Wire) -> Iterator[Finding]:
-    subject, message = f"policy/{name_of(policy)}", text(condition, "message")
+    subject, message = f"policy/{fact.name_of(policy)}", text(condition, "message")
     judged = _JUDGED.get(text(condition, "reason"))
     if judged is None or text(condition, "status") == "True":
         yield ok(message or "in force", subject)
@@ -210,9 +201,9 @@ def _of_condition(policy: Wire, condition: Wire) -> Iterator[Finding]:
     yield finding(status, message, _EXPECTED, do, subject, reason=text(condition, "reason"))
 
 
-def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: ClusterFacts) -> Iterator[Finding]:
+def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report a policy without a current status, because the controller does not run or has not processed it yet."""
-    subject = f"policy/{name_of(policy)}"
+    subject = f"policy/{fact.name_of(policy)}"
     if not reported:
         facts.items(fact.GPU_NODES)
         seen = "no node reports it, and its status is not current: it selects no GPU, or the nodes cannot read it"
@@ -229,7 +220,7 @@ def _of_nodes(policy: Wire, reported: list[tuple[str, NodePolicy]], facts: Clust
 
 
 @check("policy-files", Layer.POLICIES, "the states of policies in files")
-def _files(facts: ClusterFacts) -> Iterator[Finding]:
+def _files(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Check policies of files (chart value policies): they have no object with a status."""
     found: dict[tuple[str, PolicyState], list[tuple[str, NodePolicy]]] = {}
     for node, each in _reported(facts, PolicyOrigin.FILE):
@@ -242,7 +233,7 @@ def _files(facts: ClusterFacts) -> Iterator[Finding]:
         yield finding(status, seen, _EXPECTED, do, f"policy/{name}", reason=_STATES[state])
 
 
-def _reported(facts: ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
+def _reported(facts: fact.ClusterFacts, origin: PolicyOrigin) -> Iterator[tuple[str, NodePolicy]]:
     """The reports of each node about policies of this origin."""
     for node, status in facts.gpu_nodes.items():
         for policy in status.policies:
@@ -255,9 +246,11 @@ _ACTIONS: Final = (("overGrant", "Evict"), ("idle", "Reclaim"))
 
 
 @check("usage-watched", Layer.POLICIES, "the exporter that policies need")
-def _watched(facts: ClusterFacts) -> Iterator[Finding]:
+def _watched(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report policies that evict without the exporter, which the chart disables by default."""
-    acting = [(name_of(policy), actions) for policy in facts.items(fact.GPU_POLICIES) if (actions := _acts(policy))]
+    acting = [
+        (fact.name_of(policy), actions) for policy in facts.items(fact.GPU_POLICIES) if (actions := _acts(policy))
+    ]
     if not acting:
         return
     lacks = _lacks(facts)
@@ -268,22 +261,22 @@ def _watched(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _acts(policy: Wire) -> list[str]:
-    places = [policy.get("spec") or {}, *dicts(policy, "spec", "gpus")]
+    places = [policy.get("spec") or {}, *fact.dicts(policy, "spec", "gpus")]
     return [
         action for field, action in _ACTIONS if any(text(place, "usage", field, "action") == action for place in places)
     ]
 
 
-def _lacks(facts: ClusterFacts) -> str:
+def _lacks(facts: fact.ClusterFacts) -> str:
     daemonsets = facts.node_daemonsets
-    if daemonsets and not any(setting(each, "USAGE").lower() == "true" for each in daemonsets):
+    if daemonsets and not any(fact.setting(each, "USAGE").lower() == "true" for each in daemonsets):
         return "node processes run without USAGE"
-    pods = [pod for pod in facts.items(fact.DRIVER_PODS) if text(pod, "metadata", "labels", COMPONENT) == EXPORTER]
+    pods = [pod for pod in facts.items(fact.DRIVER_PODS) if text(pod, "metadata", "labels", fact.COMPONENT) == EXPORTER]
     return "" if pods else "no usage exporter runs"
 
 
 @check("processes-without-claim", Layer.GPUS, "processes without a claim on GPUs")
-def _unattributed(facts: ClusterFacts) -> Iterator[Finding]:
+def _unattributed(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report processes without a claim on GPUs that claims can get."""
     facts.items(fact.GPU_NODES)
     for node, status in facts.gpu_nodes.items():

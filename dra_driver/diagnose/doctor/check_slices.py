@@ -9,19 +9,6 @@ from dra_driver.core.model.gpu_node import PublishedForm
 from dra_driver.core.text import listed
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_nodes import why_left_out
-from dra_driver.diagnose.doctor.facts import (
-    DRIVER_NAME,
-    ClusterFacts,
-    at,
-    dicts,
-    driver_name,
-    mapping,
-    name_of,
-    number,
-    setting,
-    subject_of,
-    text,
-)
 from dra_driver.diagnose.doctor.views import (
     plugin_offers,
 )
@@ -32,13 +19,13 @@ _NVIDIA_IMAGES: Final = ("k8s-dra-driver-gpu", "dra-driver-nvidia-gpu", "k8s-dra
 
 
 @check("device-plugin", Layer.SECOND_PUBLISHER, "device plugins on nodes of the driver")
-def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
+def _device_plugin(facts: fact.ClusterFacts) -> Iterator[Finding]:
     wanted = facts.driver_nodes
     own = facts.node_daemonsets if facts.knows(fact.DAEMONSETS) else []
-    allowed = bool(own) and all(setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in own)
+    allowed = bool(own) and all(fact.setting(item, "ALLOW_SECOND_PUBLISHER") == "true" for item in own)
     found = [(node, offers) for node in facts.items("nodes") if (offers := plugin_offers(node))]
     for node, offers in found:
-        if name_of(node) not in wanted:
+        if fact.name_of(node) not in wanted:
             continue
         withdrawn = "" if allowed else "; the node process withdraws its devices while the plugin runs"
         yield finding(
@@ -48,58 +35,58 @@ def _device_plugin(facts: ClusterFacts) -> Iterator[Finding]:
             "Keep one of them off the node: remove the device plugin with the label "
             "nvidia.com/gpu.deploy.device-plugin=false (GPU Operator) or its node selector, or exclude the node from "
             "the driver's DaemonSet. kubectl dra migrate helps to move workloads.",
-            subject_of("node", node),
+            fact.subject_of("node", node),
         )
-    if not any(name_of(node) in wanted for node, _ in found):
-        elsewhere = [name_of(node) for node, _ in found]
+    if not any(fact.name_of(node) in wanted for node, _ in found):
+        elsewhere = [fact.name_of(node) for node, _ in found]
         seen = f"no node of the driver has a device plugin{f'; it is on {listed(elsewhere)}' if elsewhere else ''}"
         yield ok(seen, "cluster")
 
 
 @check("two-installations", Layer.SECOND_PUBLISHER, "a second installation")
-def _two_installations(facts: ClusterFacts) -> Iterator[Finding]:
-    found = [item for item in facts.node_daemonsets if number(item, "status", "desiredNumberScheduled") > 0]
+def _two_installations(facts: fact.ClusterFacts) -> Iterator[Finding]:
+    found = [item for item in facts.node_daemonsets if fact.number(item, "status", "desiredNumberScheduled") > 0]
     if len(found) < 2:
         return
-    names = {driver_name(item) for item in found}
+    names = {fact.driver_name(item) for item in found}
     how = "under one name" if len(names) == 1 else f"under the names {listed(sorted(names))}"
-    places = listed([subject_of("daemonset", item) for item in found])
+    places = listed([fact.subject_of("daemonset", item) for item in found])
     seen = f"the driver is installed {len(found)} times {how}: {places}"
     do = "Remove all but one: helm uninstall, or kubectl delete of the DaemonSet."
     yield fail(seen, "one installation per cluster", do, "cluster")
 
 
 @check("nvidias-dra-driver", Layer.SECOND_PUBLISHER, "NVIDIA's DRA driver")
-def _nvidias_driver(facts: ClusterFacts) -> Iterator[Finding]:
+def _nvidias_driver(facts: fact.ClusterFacts) -> Iterator[Finding]:
     own = facts.node_daemonsets
-    names = [driver_name(item) for item in own]
+    names = [fact.driver_name(item) for item in own]
     for item in facts.items(fact.DAEMONSETS):
-        images = at(item, "spec", "images")
+        images = fact.at(item, "spec", "images")
         if not isinstance(images, list) or not any(part in str(image) for image in images for part in _NVIDIA_IMAGES):
             continue
         both = [
-            name_of(node)
+            fact.name_of(node)
             for node in facts.items_or_none("nodes")
             if why_left_out(item, node) == "" and any(why_left_out(each, node) == "" for each in own)
         ]
-        if own and both and DRIVER_NAME in names:
-            seen = f"NVIDIA's DRA driver runs on the same nodes under the same name {DRIVER_NAME}: {listed(both)}"
+        if own and both and fact.DRIVER_NAME in names:
+            seen = f"NVIDIA's DRA driver runs on the same nodes under the same name {fact.DRIVER_NAME}: {listed(both)}"
             do = (
                 "Separate the drivers by node labels, or install NVIDIA's for ComputeDomains only "
                 "(resources.gpus.enabled=false of its chart)."
             )
-            yield fail(seen, "one driver of a name per node", do, subject_of("daemonset", item))
+            yield fail(seen, "one driver of a name per node", do, fact.subject_of("daemonset", item))
 
 
 @check("foreign-pools", Layer.SECOND_PUBLISHER, "pools of another driver of this name")
-def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
+def _foreign_pool(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report two pools of one driver name on a node: the scheduler allocates from both."""
     pools: dict[tuple[str, str], set[str]] = {}
     names: Sequence[str] = facts.driver_names
     for item in facts.items("slices"):
-        driver, node = text(item, "spec", "driver"), text(item, "spec", "nodeName")
+        driver, node = fact.text(item, "spec", "driver"), fact.text(item, "spec", "nodeName")
         if driver in names and node:
-            pools.setdefault((driver, node), set()).add(text(item, "spec", "pool", "name"))
+            pools.setdefault((driver, node), set()).add(fact.text(item, "spec", "pool", "name"))
     for (driver, node), found in sorted(pools.items()):
         own = f"{node}/{driver}"
         others = sorted(found - {own})
@@ -113,11 +100,11 @@ def _foreign_pool(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("gpus-published-twice", Layer.SECOND_PUBLISHER, "GPUs in two pools")
-def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
+def _same_gpus(facts: fact.ClusterFacts) -> Iterator[Finding]:
     by_place: dict[str, dict[str, list[Wire]]] = {}
     for item in facts.items("slices"):
-        place = f"driver {text(item, 'spec', 'driver')}, pool {text(item, 'spec', 'pool', 'name')}"
-        by_place.setdefault(text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
+        place = f"driver {fact.text(item, 'spec', 'driver')}, pool {fact.text(item, 'spec', 'pool', 'name')}"
+        by_place.setdefault(fact.text(item, "spec", "nodeName"), {}).setdefault(place, []).append(item)
     for node, places in sorted(by_place.items()):
         if len(places) < 2:
             continue  # most nodes have one pool; skip their thousands of devices
@@ -133,10 +120,10 @@ def _same_gpus(facts: ClusterFacts) -> Iterator[Finding]:
 
 def _uuids(item: Wire) -> set[str]:
     found: set[str] = set()
-    for device in dicts(item, "spec", "devices"):
-        for name, value in mapping(device, "attributes").items():
+    for device in fact.dicts(item, "spec", "devices"):
+        for name, value in fact.mapping(device, "attributes").items():
             if str(name).rpartition("/")[2] == "uuid":
-                found.add(text(value, "string"))
+                found.add(fact.text(value, "string"))
     return found - {""}
 
 
@@ -144,13 +131,13 @@ _BLOCKING: Final = ("NoSchedule", "NoExecute")
 
 
 @check("slices-present", Layer.SLICES, "the ResourceSlices of nodes")
-def _present(facts: ClusterFacts) -> Iterator[Finding]:
+def _present(facts: fact.ClusterFacts) -> Iterator[Finding]:
     slices = facts.own_slices
     devices = facts.own_devices
     known = facts.knows("driver-pods") and facts.knows("daemonsets")
     wanted = facts.nodes_with_ready_pods if known else set(facts.gpu_nodes)
     missing = sorted(node for node in wanted if not devices.get(node))
-    offered = {name_of(node) for node in facts.items_or_none("nodes") if plugin_offers(node)}
+    offered = {fact.name_of(node) for node in facts.items_or_none("nodes") if plugin_offers(node)}
     for node in missing:
         reported = facts.gpu_nodes.get(node)
         if (reported is not None and not reported.gpus) or node in offered:
@@ -173,13 +160,13 @@ def _present(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("slices-without-node-process", Layer.SLICES, "a node process for each published device")
-def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
+def _without_process(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report devices that the scheduler can allocate although no node process can prepare them."""
     if not facts.node_daemonsets:
         return  # node processes run without a DaemonSet, as in the embedded cluster
     running = facts.nodes_with_ready_pods
     devices = facts.own_devices
-    nodes = {name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
+    nodes = {fact.name_of(node) for node in facts.items_or_none("nodes")} or set(devices)
     left = sorted(node for node, found in devices.items() if node in nodes and found and node not in running)
     for node in left:
         seen = f"{len(devices[node])} devices are published, but the node has no ready node process to prepare them"
@@ -191,15 +178,15 @@ def _without_process(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("pools-complete", Layer.SLICES, "the completeness of pools")
-def _pools(facts: ClusterFacts) -> Iterator[Finding]:
+def _pools(facts: fact.ClusterFacts) -> Iterator[Finding]:
     pools: dict[tuple[str, str], list[Wire]] = {}
     for item in facts.own_slices:
-        pools.setdefault((text(item, "spec", "driver"), text(item, "spec", "pool", "name")), []).append(item)
+        pools.setdefault((fact.text(item, "spec", "driver"), fact.text(item, "spec", "pool", "name")), []).append(item)
     for (_, pool), items in sorted(pools.items()):
-        newest = max(number(item, "spec", "pool", "generation") for item in items)
-        current = [item for item in items if number(item, "spec", "pool", "generation") == newest]
+        newest = max(fact.number(item, "spec", "pool", "generation") for item in items)
+        current = [item for item in items if fact.number(item, "spec", "pool", "generation") == newest]
         old = [item for item in items if item not in current]
-        expected = max(number(item, "spec", "pool", "resourceSliceCount") for item in current)
+        expected = max(fact.number(item, "spec", "pool", "resourceSliceCount") for item in current)
         if len(current) != expected:
             yield fail(
                 f"only {len(current)} of {expected} ResourceSlices of generation {newest} exist, so the scheduler "
@@ -217,9 +204,11 @@ def _pools(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("slices-of-missing-nodes", Layer.SLICES, "ResourceSlices of deleted nodes")
-def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
-    nodes = {name_of(node) for node in facts.items("nodes")}
-    gone = sorted({node for item in facts.own_slices if (node := text(item, "spec", "nodeName")) and node not in nodes})
+def _orphans(facts: fact.ClusterFacts) -> Iterator[Finding]:
+    nodes = {fact.name_of(node) for node in facts.items("nodes")}
+    gone = sorted(
+        {node for item in facts.own_slices if (node := fact.text(item, "spec", "nodeName")) and node not in nodes}
+    )
     if gone and nodes:
         seen = f"ResourceSlices of nodes that do not exist: {listed(gone)}"
         do = "kubectl delete resourceslices --field-selector spec.nodeName=NAME"
@@ -227,17 +216,17 @@ def _orphans(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("devices-tainted", Layer.SLICES, "taints of devices")
-def _taints(facts: ClusterFacts) -> Iterator[Finding]:
+def _taints(facts: fact.ClusterFacts) -> Iterator[Finding]:
     for node, devices in sorted(facts.own_devices.items()):
         keys: dict[str, int] = {}
         tainted = 0
         for device in devices:
             if "taints" not in device:
                 continue
-            found = [taint for taint in dicts(device, "taints") if text(taint, "effect") in _BLOCKING]
+            found = [taint for taint in fact.dicts(device, "taints") if fact.text(taint, "effect") in _BLOCKING]
             tainted += bool(found)
             for taint in found:
-                words = text(taint, "key") + (f"={text(taint, 'value')}" if text(taint, "value") else "")
+                words = fact.text(taint, "key") + (f"={fact.text(taint, 'value')}" if fact.text(taint, "value") else "")
                 keys[words] = keys.get(words, 0) + 1
         if tainted and tainted == len(devices):
             seen = f"all {tainted} devices are tainted: {listed(sorted(keys))}"
@@ -249,7 +238,7 @@ def _taints(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 @check("forms-published", Layer.SLICES, "the publication of partitions and shares")
-def _forms(facts: ClusterFacts) -> Iterator[Finding]:
+def _forms(facts: fact.ClusterFacts) -> Iterator[Finding]:
     """Report partitions or shares that policies allow and slices lack: a disabled gate drops their fields."""
     devices = facts.own_devices
     for node, status in facts.gpu_nodes.items():
@@ -273,4 +262,4 @@ def _forms(facts: ClusterFacts) -> Iterator[Finding]:
 
 
 def _attribute(device: Mapping[str, object], name: str) -> str:
-    return text(device, "attributes", name, "string")
+    return fact.text(device, "attributes", name, "string")

@@ -19,21 +19,11 @@ from dra_driver.core.errors import ConfigurationError, ForbiddenError, Kubernete
 from dra_driver.core.finding import Finding, Layer, Status
 from dra_driver.core.time import rfc3339
 from dra_driver.diagnose.doctor.report import KIND, DoctorReport, from_wire
-from dra_driver.kube.pod_run import (
-    PodApi,
-    PodLog,
-    PodPlace,
-    Say,
-    labels_of,
-    node_container,
-    node_pod,
-    read_daemon_set,
-    run_pod,
-)
+from dra_driver.kube import pod_run
 from dra_driver.kube.state import Wire
 
 
-class PodListApi(PodApi, Protocol):
+class PodListApi(pod_run.PodApi, Protocol):
     """The API server, see ``kube.rest.RestClient``."""
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> Wire: ...
@@ -41,8 +31,8 @@ class PodListApi(PodApi, Protocol):
 
 def visit_node(
     api: PodListApi,
-    place: PodPlace,
-    said: Say,
+    place: pod_run.PodPlace,
+    said: pod_run.Say,
     *,
     pods: Sequence[str] = (),
     cri_socket: str | None = None,
@@ -55,11 +45,11 @@ def visit_node(
     Deletes pods of killed commands first, and its own pod afterwards, unless the caller keeps it. Raises
     ConfigurationError (no such node or DaemonSet, another report version), KubernetesApiError and PodFailedError.
     """
-    daemon_set = read_daemon_set(api, place)
+    daemon_set = pod_run.read_daemon_set(api, place)
     _clean_up(api, place.namespace, said, now() - timedelta(seconds=_SURELY_OVER_S))
     body = doctor_pod(daemon_set, place.node, suffix=secrets.token_hex(4), pods=pods, cri_socket=cri_socket)
-    log = PodLog(report=lambda text: _report(text, place.node), lines=lambda _text: "")
-    report = run_pod(api, body, place, log, said, sleep=sleep, clock=clock)
+    log = pod_run.PodLog(report=lambda text: _report(text, place.node), lines=lambda _text: "")
+    report = pod_run.run_pod(api, body, place, log, said, sleep=sleep, clock=clock)
     return replace(report, source=f"a pod on node {place.node}")
 
 
@@ -101,10 +91,10 @@ def _report(log: str, node: str) -> DoctorReport | None:
     return None
 
 
-def _clean_up(api: PodListApi, namespace: str, said: Say, before: datetime) -> None:
+def _clean_up(api: PodListApi, namespace: str, said: pod_run.Say, before: datetime) -> None:
     """Delete old pods of this command. Without permission to list them they stay; they have ended by their deadline."""
     pods = f"/api/v1/namespaces/{namespace}/pods"
-    selector = ",".join(f"{key}={value}" for key, value in labels_of(NAME).items())
+    selector = ",".join(f"{key}={value}" for key, value in pod_run.labels_of(NAME).items())
     with suppress(ForbiddenError):
         found = api.list(pods, {"labelSelector": selector})["items"]
         for name in left_behind(found, rfc3339(before)):
@@ -144,7 +134,7 @@ def doctor_pod(
     """
     socket = ["--cri-socket", cri_socket] if cri_socket else []
     words = [NAME, "--output", "json", "--host", HOST, *socket, *(word for pod in pods for word in ("--pod", pod))]
-    made = node_container(daemon_set, NAME, words)
+    made = pod_run.node_container(daemon_set, NAME, words)
     volumes = [each for each in daemon_set["spec"]["template"]["spec"].get("volumes", ()) if "hostPath" in each]
     kept = {each["name"] for each in volumes}
     made["volumeMounts"] = [
@@ -158,7 +148,9 @@ def doctor_pod(
         {"name": _HOST, "hostPath": {"path": "/"}},
         {"name": _SCRATCH, "emptyDir": {"sizeLimit": _SCRATCH_SIZE}},
     ]
-    return node_pod(daemon_set, node, made, [*volumes, *added], suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S)
+    return pod_run.node_pod(
+        daemon_set, node, made, [*volumes, *added], suffix=suffix, deadline_s=DEADLINE_S, grace_s=GRACE_S
+    )
 
 
 def left_behind(pods: Iterable[Wire], older_than: str) -> list[str]:

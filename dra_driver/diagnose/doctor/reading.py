@@ -10,30 +10,11 @@ from typing import Final, Protocol, TypeVar
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    UnauthorizedError,
-)
+from dra_driver.core import errors
 from dra_driver.core.request_rights import AccessRight, right_in
 from dra_driver.diagnose.doctor import facts as fact
 from dra_driver.diagnose.doctor.check_api import gates_in
-from dra_driver.diagnose.doctor.facts import (
-    NODE_DAEMONSET,
-    ClusterFacts,
-    Unanswered,
-    at,
-    dicts,
-    is_ready,
-    name_of,
-    namespace_of,
-    number,
-    setting,
-    text,
-)
+from dra_driver.diagnose.doctor.facts import text
 from dra_driver.diagnose.doctor.reduce import (
     is_about_devices,
     redacted,
@@ -76,7 +57,7 @@ def rights_of_driver(daemonsets: Iterable[Wire]) -> list[DriverRight]:
     """Permissions that the node processes of these DaemonSets need."""
     return [
         DriverRight(
-            account=f"{namespace_of(item)}/{text(item, 'spec', 'serviceAccountName') or 'default'}", right=right
+            account=f"{fact.namespace_of(item)}/{text(item, 'spec', 'serviceAccountName') or 'default'}", right=right
         )
         for item in daemonsets
         for right in _of_node_process(item)
@@ -89,10 +70,10 @@ def _of_node_process(daemonset: Wire) -> Iterator[AccessRight]:
     yield AccessRight(verb="get", resource="resourceclaims", group=_RESOURCE, namespaced=True)
     for verb in ("get", "list", "watch"):
         yield AccessRight(verb=verb, resource="nodes")
-    if setting(daemonset, "POLICY_OBJECTS") != "false":
+    if fact.setting(daemonset, "POLICY_OBJECTS") != "false":
         yield AccessRight(verb="list", resource="gpupolicies", group=_GPU)
         yield AccessRight(verb="watch", resource="gpupolicies", group=_GPU)
-    if setting(daemonset, "GPU_NODE") != "false":
+    if fact.setting(daemonset, "GPU_NODE") != "false":
         yield AccessRight(verb="create", resource="gpunodes", group=_GPU)
         yield AccessRight(verb="patch", resource="gpunodes", group=_GPU, subresource="status")
     yield AccessRight(verb="create", resource="events", namespace="default", namespaced=True)
@@ -128,14 +109,14 @@ def read_facts(
     driver_namespace: str = fact.NAMESPACE,
     total_s: float = TOTAL_S,
     clock: Callable[[], float] = time.monotonic,
-) -> ClusterFacts:
+) -> fact.ClusterFacts:
     """Return all facts that this user can read. Does not raise KubernetesApiError.
 
     Reads only ``namespace`` if the user has no permission for all of them, and only ``driver_namespace`` if it
     cannot list DaemonSets in all. ``server`` is the fact about the API server.
     """
     reader = _Reader(_WithinTime(api, clock() + total_s, clock), namespace, driver_namespace)
-    return ClusterFacts(answers={**reader.read(), fact.SERVER: dict(server)}, source=str(server.get("source", "")))
+    return fact.ClusterFacts(answers={**reader.read(), fact.SERVER: dict(server)}, source=str(server.get("source", "")))
 
 
 class _WithinTime:
@@ -160,7 +141,7 @@ class _WithinTime:
     def _left_s(self, path: str) -> float:
         left_s = self._until_s - self._clock()
         if left_s <= 0:
-            raise ApiUnreachableError(f"GET {path}: skipped, because the time for all questions has expired")
+            raise errors.ApiUnreachableError(f"GET {path}: skipped, because the time for all questions has expired")
         return left_s
 
 
@@ -174,7 +155,7 @@ class _Reader:
     def read(self) -> dict[str, object]:
         ask = self._asked
         self._answers[fact.VERSION] = first = ask(lambda: self._api.get(paths.version()))
-        if isinstance(first, Unanswered) and self._is_hopeless:
+        if isinstance(first, fact.Unanswered) and self._is_hopeless:
             return {**dict.fromkeys((*fact.STATE_KINDS, *fact.EXTRA), _NOT_ASKED), **self._answers}
         self._answers[fact.RESOURCE_API] = ask(lambda: self._discovery(_RESOURCE_GROUP))
         self._answers[fact.GPU_API] = ask(lambda: self._discovery(paths.GPU_API))
@@ -193,19 +174,19 @@ class _Reader:
         self._answers[fact.PARTLY_READ] = self._partial
         return self._answers
 
-    def _asked(self, question: Callable[[], T]) -> "T | list[Wire] | Unanswered":
+    def _asked(self, question: Callable[[], T]) -> "T | list[Wire] | fact.Unanswered":
         try:
             return question()
-        except NotFoundError:
+        except errors.NotFoundError:
             return []
-        except KubernetesApiError as error:
-            self._is_hopeless = isinstance(error, ApiUnreachableError | UnauthorizedError)
+        except errors.KubernetesApiError as error:
+            self._is_hopeless = isinstance(error, errors.ApiUnreachableError | errors.UnauthorizedError)
             return unanswered(error)
 
     def _discovery(self, path: str) -> Wire:
         try:
             return self._api.get(path)
-        except NotFoundError:
+        except errors.NotFoundError:
             return {}
 
     def _kind(self, kind: StateKind) -> object:
@@ -220,15 +201,15 @@ class _Reader:
         return _each(found, partial(reduced, kind.kind))
 
     def _listed(self, path: str, query: Query | None = None) -> list[Wire]:
-        return dicts(self._api.list(path, query), "items")
+        return fact.dicts(self._api.list(path, query), "items")
 
     def _everywhere_or_in(self, everywhere: str, local: str, query: Query | None = None) -> list[Wire]:
         try:
             return self._listed(everywhere, query)
-        except ForbiddenError as refused:
+        except errors.ForbiddenError as refused:
             try:
                 found = self._listed(local, query)
-            except ForbiddenError:
+            except errors.ForbiddenError:
                 raise refused from None
             self._partial.append({"seen": refusal(str(refused)).seen, "path": local})
             return found
@@ -245,59 +226,63 @@ class _Reader:
         local = f"{_APPS}/namespaces/{self._driver_namespace}/daemonsets"
         found = self._asked(lambda: self._everywhere_or_in(f"{_APPS}/daemonsets", local))
         self._answers[fact.DAEMONSETS] = daemonsets = _each(found, reduced_daemonset)
-        installed = [] if isinstance(daemonsets, Unanswered) else daemonsets
-        own = [item for item in installed if name_of(item) == NODE_DAEMONSET]
-        namespaces = list(dict.fromkeys(map(namespace_of, own)))[:_MOST_NAMESPACES]
-        self._own = [item for item in own if namespace_of(item) in namespaces]
+        installed = [] if isinstance(daemonsets, fact.Unanswered) else daemonsets
+        own = [item for item in installed if fact.name_of(item) == fact.NODE_DAEMONSET]
+        namespaces = list(dict.fromkeys(map(fact.namespace_of, own)))[:_MOST_NAMESPACES]
+        self._own = [item for item in own if fact.namespace_of(item) in namespaces]
         wanted = map(paths.pods, namespaces or [self._driver_namespace])
         pods = self._asked(lambda: [reduced_driver_pod(pod) for path in wanted for pod in self._listed(path)])
         self._answers[fact.DRIVER_PODS] = pods
-        unready = [] if isinstance(pods, Unanswered) else [pod for pod in pods if not is_ready(pod)]
+        unready = [] if isinstance(pods, fact.Unanswered) else [pod for pod in pods if not fact.is_ready(pod)]
         self._answers[fact.DRIVER_LOGS] = self._asked(lambda: [self._log(pod) for pod in unready[:_MOST_LOGS]])
 
     def _log(self, pod: Wire) -> Wire:
         query = {"tailLines": str(_LOG_LINES), "limitBytes": str(_LOG_BYTES)}
-        if any(number(each, "restartCount") for each in dicts(pod, "status", "containerStatuses")):
+        if any(fact.number(each, "restartCount") for each in fact.dicts(pod, "status", "containerStatuses")):
             query["previous"] = "true"  # the ended container has the reason
         try:
-            text = self._api.get_text(f"{paths.pod(namespace_of(pod), name_of(pod))}/log", query)
-        except InvalidObjectError:  # no container has started
+            text = self._api.get_text(f"{paths.pod(fact.namespace_of(pod), fact.name_of(pod))}/log", query)
+        except errors.InvalidObjectError:  # no container has started
             text = ""
         lines = redacted(text, _LOG_BYTES).splitlines()
-        return {"metadata": {"name": name_of(pod), "namespace": namespace_of(pod)}, "lines": lines}
+        return {"metadata": {"name": fact.name_of(pod), "namespace": fact.namespace_of(pod)}, "lines": lines}
 
     def _reviewed(self, right: DriverRight) -> Wire:
         answer = self._api.create(REVIEWS, right.review())
-        allowed = at(answer, "status", "allowed") is True
+        allowed = fact.at(answer, "status", "allowed") is True
         return {"account": right.account, "right": str(right.right), "allowed": allowed}
 
 
-def _each(found: Iterable[Wire] | Unanswered, reduce: Callable[[Wire], Wire | None]) -> list[Wire] | Unanswered:
-    if isinstance(found, Unanswered):
+def _each(
+    found: Iterable[Wire] | fact.Unanswered, reduce: Callable[[Wire], Wire | None]
+) -> list[Wire] | fact.Unanswered:
+    if isinstance(found, fact.Unanswered):
         return found
     return [item for each in found if (item := reduce(each)) is not None]
 
 
-def unanswered(error: KubernetesApiError) -> Unanswered:
+def unanswered(error: errors.KubernetesApiError) -> fact.Unanswered:
     """The reason for a missing answer, and the next step."""
-    if isinstance(error, ForbiddenError):
+    if isinstance(error, errors.ForbiddenError):
         return refusal(str(error))
-    if isinstance(error, UnauthorizedError):
-        return Unanswered(seen=str(error), fix="Get new credentials for the kubeconfig; kubectl get nodes fails, too.")
-    if isinstance(error, ApiUnreachableError):
-        return Unanswered(
+    if isinstance(error, errors.UnauthorizedError):
+        return fact.Unanswered(
+            seen=str(error), fix="Get new credentials for the kubeconfig; kubectl get nodes fails, too."
+        )
+    if isinstance(error, errors.ApiUnreachableError):
+        return fact.Unanswered(
             seen=str(error),
             fix="Check the address in the kubeconfig and the network, or allow more time with --timeout.",
         )
-    return Unanswered(seen=str(error), fix="Repeat; if it stays, read the log of the API server.")
+    return fact.Unanswered(seen=str(error), fix="Repeat; if it stays, read the log of the API server.")
 
 
-def refusal(message: str) -> Unanswered:
+def refusal(message: str) -> fact.Unanswered:
     """The missing permission of a 403."""
     right = right_in(message)
     if right is None:
-        return Unanswered(seen=message, fix="Ask an administrator for the permission that the message names.")
-    return Unanswered(
+        return fact.Unanswered(seen=message, fix="Ask an administrator for the permission that the message names.")
+    return fact.Unanswered(
         seen=f"the API server does not let this user {right} (403)",
         fix=f"Ask an administrator for the permission to {right}; to check it: {right.auth_can_i}",
     )
@@ -305,6 +290,6 @@ def refusal(message: str) -> Unanswered:
 
 _APPS: Final = "/apis/apps/v1"
 _RESOURCE_GROUP: Final = "/apis/resource.k8s.io"
-_NOT_ASKED: Final = Unanswered(
+_NOT_ASKED: Final = fact.Unanswered(
     seen="skipped, because the API server does not answer", fix="Make the API server answer first."
 )

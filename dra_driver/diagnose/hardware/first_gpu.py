@@ -17,22 +17,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from dra_driver.core.finding import Finding, Status
-from dra_driver.diagnose.hardware import cuda, nvml_session
+from dra_driver.diagnose.hardware import cuda, nvml_session, values
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.cuda_load import CudaLoadProcess, Load
 from dra_driver.diagnose.hardware.look import UNPRIVILEGED_UID, LookRequest, look
-from dra_driver.diagnose.hardware.values import (
-    ON_FREE_GPU,
-    Facts,
-    Judge,
-    Need,
-    Topics,
-    alike,
-    few,
-    gpus,
-    hardware_check,
-    judgement,
-)
 from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.search import CUDA, find_library
 from dra_driver.hardware.gpu.nvml import probes
@@ -72,11 +60,11 @@ def _environment(task: Task, library: str) -> dict[str, str]:
     return environment
 
 
-def _with_cuda(read: Callable[[Task, str], Topics]) -> Callable[[Task], Topics]:
+def _with_cuda(read: Callable[[Task, str], values.Topics]) -> Callable[[Task], values.Topics]:
     """Make a reader that is skipped if the driver has no CUDA; ``read`` also gets the library."""
 
     @wraps(read)
-    def found(task: Task) -> Topics:
+    def found(task: Task) -> values.Topics:
         library = find_library(task.root, CUDA)
         if library is None:
             yield "skipped", NEEDS_CUDA + task.root
@@ -100,7 +88,7 @@ def _look(task: Task, **how: Any) -> dict[str, Any]:
 
 
 @_with_cuda
-def read_clock(task: Task, library: str) -> Topics:
+def read_clock(task: Task, library: str) -> values.Topics:
     """Topics ``load`` and ``looks``: usage of the GPU, once a second while a CUDA program is busy."""
     handle = _opened(task)
     with _load(task, library, kernel="spin") as load:
@@ -112,12 +100,14 @@ def read_clock(task: Task, library: str) -> Topics:
             yield "looks", looks
 
 
-def read_mps(task: Task) -> Topics:
+def read_mps(task: Task) -> values.Topics:
     """Topics ``host`` and ``namespace``: usage by a client of a private MPS daemon, read in both."""
     return cuda.with_daemon(task, _mps_client)
 
 
-def _mps_client(program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> Topics:
+def _mps_client(
+    program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task
+) -> values.Topics:
     answer = cuda.ready(partial(cuda.send, program, folder, shm))
     library = find_library(task.root, CUDA)
     if library is None or answer["refused"]:
@@ -135,7 +125,7 @@ def _mps_client(program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolde
 
 
 @_with_cuda
-def read_namespace(task: Task, library: str) -> Topics:
+def read_namespace(task: Task, library: str) -> values.Topics:
     """Topics ``host`` and ``namespace``: usage by a plain CUDA program, read in both."""
     with _load(task, library, kernel="spin", mib=1024) as load:
         yield "load", load.started | {"pid": load.pid}
@@ -144,7 +134,7 @@ def read_namespace(task: Task, library: str) -> Topics:
         yield "namespace", _look(task, own_pids=True)
 
 
-def read_engines(task: Task) -> Topics:
+def read_engines(task: Task) -> values.Topics:
     """Topic per engine: usage while ffmpeg uses only that engine; with its exit status and last output."""
     ffmpeg = shutil.which("ffmpeg")
     if ffmpeg is None:
@@ -185,7 +175,7 @@ def _ffmpeg(task: Task, command: Sequence[str], seconds: float, handle: probes.H
 
 
 @_with_cuda
-def read_bursts(task: Task, library: str) -> Topics:
+def read_bursts(task: Task, library: str) -> values.Topics:
     """Topic per period: for each sample the new values of the program, and the number of values above 0."""
     handle = _opened(task)
     for period in PERIODS_S:
@@ -212,7 +202,7 @@ def read_bursts(task: Task, library: str) -> Topics:
 
 
 @_with_cuda
-def read_shared(task: Task, library: str) -> Topics:
+def read_shared(task: Task, library: str) -> values.Topics:
     """Topics ``before``, ``owner`` and ``both``: memory while 0, 1 and 2 processes have one buffer mapped."""
     handle = _opened(task)
     yield "before", probes.usage(handle)
@@ -228,7 +218,7 @@ def read_shared(task: Task, library: str) -> Topics:
 
 
 @_with_cuda
-def read_xid(task: Task, library: str) -> Topics:
+def read_xid(task: Task, library: str) -> values.Topics:
     """Topics ``load`` and ``events``: the codes of an illegal access by a child process, and NVML's events, at most
     `MAX_EVENTS`: one fault may cause several XIDs."""
     handle = _opened(task)
@@ -242,7 +232,7 @@ def read_xid(task: Task, library: str) -> Topics:
                 return
 
 
-def read_links(task: Task) -> Topics:
+def read_links(task: Task) -> values.Topics:
     """Per GPU: MIG mode, and state and remote end of each link that NVML has a number for."""
     NvmlBackend(task.library).open()
     for index, handle in probes.handles().items():
@@ -252,7 +242,7 @@ def read_links(task: Task) -> Topics:
         )
 
 
-def read_detach(task: Task) -> Topics:
+def read_detach(task: Task) -> values.Topics:
     """Topics ``before``, ``waiting``, ``detached``: open device files and references to the kernel module."""
     backend = NvmlBackend(task.library)
     yield "before", _held()
@@ -273,17 +263,17 @@ def _held() -> dict[str, object]:
     return {"files": list(open_device_files()), "references": nvml_session.module_references()}
 
 
-def read_unprivileged(task: Task) -> Topics:
+def read_unprivileged(task: Task) -> values.Topics:
     """Topics ``root`` and ``unprivileged``: every read of this package, as this user and as user 65534."""
     yield "root", _look(task, everything=True)
     yield "unprivileged", _look(task, everything=True, uid=UNPRIVILEGED_UID)
 
 
-def _value(answers: Facts, name: str, other: Any) -> Any:
+def _value(answers: values.Facts, name: str, other: Any) -> Any:
     return answers.get(name, {}).get("value", other)
 
 
-def _idle(facts: Facts) -> Finding | None:
+def _idle(facts: values.Facts) -> Finding | None:
     """A finding if the CUDA program failed: the probe proved nothing."""
     problem = facts["load"].get("error")
     return Finding(status=Status.UNKNOWN, seen=f"the CUDA program: {problem}") if problem else None
@@ -291,15 +281,15 @@ def _idle(facts: Facts) -> Finding | None:
 
 def _concluded(differences: Sequence[str], seen: str, unknown: str = "") -> Finding:
     """A finding without a meaning: ``decides`` has it."""
-    return judgement(differences, seen, right="", wrong="", unknown=unknown)
+    return values.judgement(differences, seen, right="", wrong="", unknown=unknown)
 
 
-def _listed(usage: Facts) -> dict[int, int | None]:
+def _listed(usage: values.Facts) -> dict[int, int | None]:
     """Memory in bytes by PID; None if NVML does not report it."""
     return {one["pid"]: one["memory"] for name in LISTS for one in _value(usage, name, ())}
 
 
-def _seen(usage: Facts) -> str:
+def _seen(usage: values.Facts) -> str:
     """Counts of one sample: listings, samples, device."""
     if "error" in usage:
         return str(usage["error"])
@@ -310,11 +300,11 @@ def _seen(usage: Facts) -> str:
     return f"{listed}; {sampled}; GPU {_value(usage, 'rates', {}).get('gpu', 'unknown')} %, {memory} used"
 
 
-def _count(answer: Facts) -> str:
+def _count(answer: values.Facts) -> str:
     return str(len(answer["value"])) if "value" in answer else f"code {answer.get('code')}"
 
 
-def clock(facts: Facts, _survey: Facts) -> Finding:
+def clock(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Samples of a busy process have the CPU's time within 5 s."""
     if (idle := _idle(facts)) is not None:
         return idle
@@ -336,7 +326,7 @@ def clock(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _both_views(facts: Facts) -> Finding:
+def _both_views(facts: values.Facts) -> Finding:
     if (idle := _idle(facts)) is not None:
         return idle
     host, inside, pid = facts["host"], facts["namespace"], facts["load"]["pid"]
@@ -359,17 +349,17 @@ def _both_views(facts: Facts) -> Finding:
     )
 
 
-def mps(facts: Facts, _survey: Facts) -> Finding:
+def mps(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A busy client of MPS is listed with its PID, memory and utilisation on the host, but not in a PID namespace."""
     return _both_views(facts)
 
 
-def namespace(facts: Facts, _survey: Facts) -> Finding:
+def namespace(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A busy process is listed on the host with its PID, memory and utilisation, but not in another PID namespace."""
     return _both_views(facts)
 
 
-def engines(facts: Facts, _survey: Facts) -> Finding:
+def engines(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A process that only encodes, decodes or reads JPEG appears in the utilisation of that engine."""
     differences, texts, failed = [], [], []
     for engine, field in _ENGINE_FIELDS.items():
@@ -388,11 +378,11 @@ def engines(facts: Facts, _survey: Facts) -> Finding:
     return _concluded(
         differences,
         "; ".join([*texts, *failed]),
-        unknown=few(failed),
+        unknown=values.few(failed),
     )
 
 
-def bursts(facts: Facts, _survey: Facts) -> Finding:
+def bursts(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Bursts of 20 ms every 2, 10 and 30 s appear in samples that are read every 2.5 s."""
     if (idle := _idle(facts)) is not None:
         return idle
@@ -415,7 +405,7 @@ def bursts(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def shared(facts: Facts, _survey: Facts) -> Finding:
+def shared(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A CUDA IPC buffer of 4 GiB in two processes counts once in the sum over processes."""
     if (idle := _idle(facts)) is not None:
         return idle
@@ -435,7 +425,7 @@ def shared(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def xid(facts: Facts, _survey: Facts) -> Finding:
+def xid(facts: values.Facts, _survey: values.Facts) -> Finding:
     """An illegal access ends its context with code 700, and NVML reports XID 31 of this GPU and of no instance."""
     codes = facts["load"].get("codes", {})
     if codes.get("cuCtxSynchronize") != ILLEGAL_ADDRESS:
@@ -457,10 +447,10 @@ def xid(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def links(facts: Facts, _survey: Facts) -> Finding:
+def links(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A link is up, down, missing or beyond the last one, and all are down while MIG is on."""
     differences, texts = [], {}
-    for index, answers in gpus(facts):
+    for index, answers in values.gpus(facts):
         states = {int(key.split()[1]): one for key, one in answers.items() if key.endswith(" state")}
         mode = _value(answers, "mode", None)
         up = [link for link, one in states.items() if one.get("value")]
@@ -476,12 +466,12 @@ def links(facts: Facts, _survey: Facts) -> Finding:
             differences.append(f"GPU {index}: {len(up)} links up in MIG mode (possible before the first instance)")
     return _concluded(
         differences,
-        alike(texts),
+        values.alike(texts),
         unknown="" if texts else "no GPU answers",
     )
 
 
-def detach(facts: Facts, _survey: Facts) -> Finding:
+def detach(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Detaching during waits on both event sets frees every device file and the kernel module within 30 s."""
     before, waiting, after = facts["before"], facts["waiting"], facts["detached"]
     differences = [] if after["free"] else [f"not free after {after['seconds']} s"]
@@ -498,7 +488,7 @@ def detach(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def as_unprivileged(facts: Facts, _survey: Facts) -> Finding:
+def as_unprivileged(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Every read that succeeds for root succeeds for user 65534, too."""
     root, unprivileged = facts["root"], facts["unprivileged"]
     if "error" in root or "error" in unprivileged:
@@ -518,13 +508,13 @@ def _answered(answer: Mapping[str, Any]) -> bool:
     return "value" in answer
 
 
-FREE: Final[frozenset[Need]] = frozenset({"free GPU"})
-ROOT: Final[frozenset[Need]] = frozenset({"root"})
-READS: Final[frozenset[Need]] = frozenset()
-_TABLE: Final[tuple[tuple[Judge, Callable[..., object], str, float, frozenset[Need]], ...]] = (
+FREE: Final[frozenset[values.Need]] = frozenset({"free GPU"})
+ROOT: Final[frozenset[values.Need]] = frozenset({"root"})
+READS: Final[frozenset[values.Need]] = frozenset()
+_TABLE: Final[tuple[tuple[values.Judge, Callable[..., object], str, float, frozenset[values.Need]], ...]] = (
     (clock, read_clock, "GPU clock in samples", 60.0, FREE),
-    (mps, read_mps, "use by an MPS client", 90.0, ON_FREE_GPU),
-    (namespace, read_namespace, "processes in a PID namespace", 90.0, ON_FREE_GPU),
+    (mps, read_mps, "use by an MPS client", 90.0, values.ON_FREE_GPU),
+    (namespace, read_namespace, "processes in a PID namespace", 90.0, values.ON_FREE_GPU),
     (engines, read_engines, "each engine alone", LIMIT_S, FREE),
     (bursts, read_bursts, "short bursts", LIMIT_S, FREE),
     (shared, read_shared, "memory that two processes share", 60.0, FREE),
@@ -547,6 +537,6 @@ _DECIDES: Final = {
     24: "whether the usage exporter can run without root on this driver",
 }
 PROBES: Final = tuple(
-    hardware_check(number, name, read, limit_s, needs, decides=_DECIDES[number])(judge)
+    values.hardware_check(number, name, read, limit_s, needs, decides=_DECIDES[number])(judge)
     for number, (judge, read, name, limit_s, needs) in enumerate(_TABLE, 15)
 )

@@ -7,19 +7,8 @@ from typing import Final
 
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.mig import MigProfile
+from dra_driver.diagnose.hardware import values
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.diagnose.hardware.values import (
-    INVALID_ARGUMENT,
-    VANISHED,
-    Facts,
-    Topics,
-    alike,
-    described,
-    gpus,
-    hardware_check,
-    judgement,
-    known,
-)
 from dra_driver.hardware.gpu.catalog import GpuModel, models
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
@@ -28,17 +17,17 @@ from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
 
 
-def read_without_mode(task: Task) -> Topics:
+def read_without_mode(task: Task) -> values.Topics:
     """`probes.without_mode` for the profiles of GPUs that support MIG and have it off."""
     return _per_gpu(task, _codes_without_mode)
 
 
-def read_profiles(task: Task) -> Topics:
+def read_profiles(task: Task) -> values.Topics:
     """`probes.profiles`, `probes.fields`, and the inputs of names, of GPUs that support MIG."""
     return _per_gpu(task, _profiles)
 
 
-def read_described(task: Task) -> Topics:
+def read_described(task: Task) -> values.Topics:
     """`probes.device` and the backend's description of every GPU."""
     backend = NvmlBackend(task.library)
     backend.open()
@@ -50,7 +39,7 @@ def read_described(task: Task) -> Topics:
     backend.close()
 
 
-def _per_gpu(task: Task, read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Topics:
+def _per_gpu(task: Task, read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> values.Topics:
     backend = NvmlBackend(task.library)
     backend.open()
     for index, handle in probes.handles().items():
@@ -65,7 +54,7 @@ def _mode(handle: probes.pynvml.c_nvmlDevice_t) -> Sequence[int] | None:
     return probes.ask(lambda: probes.pynvml.nvmlDeviceGetMigMode(handle)).get("value")
 
 
-def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
+def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
     mode = _mode(handle)
     if mode is None or mode[0]:
         return None
@@ -73,7 +62,7 @@ def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
     return probes.without_mode(handle, ids)
 
 
-def _profiles(handle: probes.pynvml.c_nvmlDevice_t) -> Facts | None:
+def _profiles(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
     mode = _mode(handle)
     if mode is None:
         return None
@@ -94,19 +83,19 @@ _UNSIGNED: Final = frozenset({1, 2, 3})
 _HOPPER: Final = 9
 _WITHDRAWN: Final = frozenset({15, 16})  # lost, reset required: the GPU failed
 _VGPU: Final = 2
-_PER_PROFILE: Final = {"nvmlDeviceGetGpuInstances": GONE, "nvmlDeviceGetGpuInstanceRemainingCapacity": VANISHED}
+_PER_PROFILE: Final = {"nvmlDeviceGetGpuInstances": GONE, "nvmlDeviceGetGpuInstanceRemainingCapacity": values.VANISHED}
 _SINGLE: Final = {
-    "nvmlDeviceGetGpuInstanceById": VANISHED,
+    "nvmlDeviceGetGpuInstanceById": values.VANISHED,
     "nvmlDeviceGetSupportedEventTypes": ABSENT,
     "nvmlDeviceRegisterEvents": ABSENT,
 }
 """Codes by function that mean "does not exist" for the backend while MIG mode is off."""
 
 
-@hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
-def without_mode(facts: Facts, _survey: Facts) -> Finding:
+@values.hardware_check(3, "codes while MIG mode is off", read_without_mode, 30.0)
+def without_mode(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Functions for MIG return Not Supported, Not Found or no value."""
-    found = dict(gpus(facts))
+    found = dict(values.gpus(facts))
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG whose MIG mode is off")
     differences = [f"GPU {index}: {text}" for index, answers in found.items() for text in _unexpected(answers)]
@@ -114,7 +103,7 @@ def without_mode(facts: Facts, _survey: Facts) -> Finding:
     seen = ", ".join(
         f"{name.removeprefix('nvmlDevice')} {_code(answer)}" for name, answer in _flat(first) if answer is not None
     )
-    return judgement(
+    return values.judgement(
         differences,
         f"{len(found)} GPUs; of the first: {seen}",
         right="the backend reads such a GPU as one without instances",
@@ -122,53 +111,55 @@ def without_mode(facts: Facts, _survey: Facts) -> Finding:
     )
 
 
-def _unexpected(answers: Facts) -> Iterator[str]:
+def _unexpected(answers: values.Facts) -> Iterator[str]:
     for name, codes in _PER_PROFILE.items():
         for profile_id, answer in answers[name].items():
-            if not known(answer, codes):
-                yield f"{name}({profile_id}): {described(answer)}"
+            if not values.known(answer, codes):
+                yield f"{name}({profile_id}): {values.described(answer)}"
     for profile_id, answer in answers["nvmlDeviceGetGpuInstances"].items():
         if answer.get("value"):
             yield f"nvmlDeviceGetGpuInstances({profile_id}): {answer['value']} instances"
     for name, codes in _SINGLE.items():
-        if not known(answers[name], codes):
-            yield f"{name}: {described(answers[name])}"
+        if not values.known(answers[name], codes):
+            yield f"{name}: {values.described(answers[name])}"
 
 
-def _flat(answers: Facts) -> Iterator[tuple[str, Facts | None]]:
+def _flat(answers: values.Facts) -> Iterator[tuple[str, values.Facts | None]]:
     for name, answer in answers.items():
         yield name, answer if "ms" in answer else next(iter(answer.values()), None)
 
 
-def _code(answer: Facts) -> str:
+def _code(answer: values.Facts) -> str:
     return "ok" if "value" in answer else str(answer.get("code"))
 
 
-@hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
-def profiles(facts: Facts, _survey: Facts) -> Finding:
+@values.hardware_check(4, "MIG profiles and fields", read_profiles, 30.0)
+def profiles(facts: values.Facts, _survey: values.Facts) -> Finding:
     """Profiles, names and placements match the catalog, by version 1 or 2."""
     # NVIDIA's mock answers for MIG on architectures without MIG.
     found = {
-        index: gpu for index, gpu in gpus(facts) if _listed(gpu) or gpu["architecture"].get("value") not in WITHOUT_MIG
+        index: gpu
+        for index, gpu in values.gpus(facts)
+        if _listed(gpu) or gpu["architecture"].get("value") not in WITHOUT_MIG
     }
     if not found:
         return Finding(status=Status.SKIPPED, seen="no GPU with MIG")
     differences = [f"GPU {index}: {text}" for index, gpu in found.items() for text in _profile_differences(gpu)]
     unknown = "" if any(_listed(gpu) for gpu in found.values()) else "no GPU lists a profile in its present mode"
-    return judgement(
+    return values.judgement(
         differences,
-        alike({index: _profiles_seen(gpu) for index, gpu in found.items()}),
+        values.alike({index: _profiles_seen(gpu) for index, gpu in found.items()}),
         right="partitions are published as NVML lists them",
         wrong="partitions would be published with other names, sizes or places than NVML's",
         unknown=unknown,
     )
 
 
-def _listed(gpu: Facts) -> list[Facts]:
+def _listed(gpu: values.Facts) -> list[values.Facts]:
     return [row for row in gpu["rows"] if "id" in row]
 
 
-def _profiles_seen(gpu: Facts) -> str:
+def _profiles_seen(gpu: values.Facts) -> str:
     rows = _listed(gpu)
     versions = [sum("value" in row[version] for row in rows) for version in ("v1", "v2")]
     fields = ", ".join(f"field {name} {_field(gpu, name)}" for name in ("184", "199", "200"))
@@ -176,25 +167,25 @@ def _profiles_seen(gpu: Facts) -> str:
     return f"MIG mode {mode}, {versions[1]} profiles by version 2 and {versions[0]} by version 1, {fields}"
 
 
-def _field(gpu: Facts, name: str) -> str:
+def _field(gpu: values.Facts, name: str) -> str:
     field = gpu["fields"].get(name, {})
     return f"= {field['value']} (type {field['type']})" if "value" in field else f"code {field.get('code')}"
 
 
-def _profile_differences(gpu: Facts) -> Iterator[str]:
-    allowed = ABSENT | {INVALID_ARGUMENT}
+def _profile_differences(gpu: values.Facts) -> Iterator[str]:
+    allowed = ABSENT | {values.INVALID_ARGUMENT}
     for row in gpu["rows"]:
         for version in ("v1", "v2"):
-            if not known(row[version], allowed):
-                yield f"profile number {row['number']}, version {version[1]}: {described(row[version])}"
-        if "id" in row and not known(row["placements"], ABSENT):
-            yield f"placements of profile {row['id']}: {described(row['placements'])}"
+            if not values.known(row[version], allowed):
+                yield f"profile number {row['number']}, version {version[1]}: {values.described(row[version])}"
+        if "id" in row and not values.known(row["placements"], ABSENT):
+            yield f"placements of profile {row['id']}: {values.described(row['placements'])}"
     yield from _name_differences(gpu)
     yield from _field_differences(gpu)
     yield from _catalog_differences(gpu)
 
 
-def _name_differences(gpu: Facts) -> Iterator[str]:
+def _name_differences(gpu: values.Facts) -> Iterator[str]:
     """Names computed for a driver without names, compared with this driver's."""
     rows = [row for row in _listed(gpu) if row["placements"].get("value")]
     ends = [start + size for row in rows for start, size in _places(row)]
@@ -208,12 +199,12 @@ def _name_differences(gpu: Facts) -> Iterator[str]:
             yield f"profile {row['id']} is {name}, and would be called {computed} if NVML had no names"
 
 
-def _places(row: Facts) -> list[tuple[int, int]]:
+def _places(row: values.Facts) -> list[tuple[int, int]]:
     pairs = (text.split(":") for text in row["placements"].get("value") or ())
     return [(int(start), int(size)) for start, size in pairs]
 
 
-def _profile(row: Facts, info: Facts) -> MigProfile:
+def _profile(row: values.Facts, info: values.Facts) -> MigProfile:
     places = _places(row)
     return MigProfile(
         name="",
@@ -226,12 +217,12 @@ def _profile(row: Facts, info: Facts) -> MigProfile:
     )
 
 
-def _memory(gpu: Facts) -> int | None:
+def _memory(gpu: values.Facts) -> int | None:
     value = gpu["memory"].get("value")
     return value["total"] if value else None
 
 
-def _field_differences(gpu: Facts) -> Iterator[str]:
+def _field_differences(gpu: values.Facts) -> Iterator[str]:
     field = gpu["fields"].get(str(RESETLESS_FIELD), {})
     if "value" not in field:
         return
@@ -246,7 +237,7 @@ def _field_differences(gpu: Facts) -> Iterator[str]:
         )
 
 
-def _catalog_differences(gpu: Facts) -> Iterator[str]:
+def _catalog_differences(gpu: values.Facts) -> Iterator[str]:
     """Differences from the board in the catalog, the source of the simulation."""
     model = _model(gpu["name"].get("value"))
     if model is None or model.mig is None:
@@ -270,28 +261,28 @@ def _model(name: str | None) -> GpuModel | None:
     return next((model for model in models().values() if model.product_name == name), None)
 
 
-@hardware_check(5, "every property of a GPU", read_described, 45.0)
-def every_call(facts: Facts, _survey: Facts) -> Finding:
+@values.hardware_check(5, "every property of a GPU", read_described, 45.0)
+def every_call(facts: values.Facts, _survey: values.Facts) -> Finding:
     """A property is readable, or missing with one of four codes."""
     differences = []
     absent: dict[str, int] = {}
-    for index, answers in gpus(facts):
+    for index, answers in values.gpus(facts):
         for name in (*NEEDED, *OPTIONAL):
             answer = answers[name]
             allowed = _allowed(name)
             if "value" not in answer and answer.get("code") in allowed:
                 absent[name] = absent.get(name, 0) + 1
-            if not known(answer, allowed) or (name in NEEDED and "value" not in answer):
-                differences.append(f"GPU {index}: {name}: {described(answer)}")
+            if not values.known(answer, allowed) or (name in NEEDED and "value" not in answer):
+                differences.append(f"GPU {index}: {name}: {values.described(answer)}")
         field = answers["fields"]
-        if "error" in field and field.get("code") not in ABSENT | {INVALID_ARGUMENT}:
+        if "error" in field and field.get("code") not in ABSENT | {values.INVALID_ARGUMENT}:
             differences.append(f"GPU {index}: nvmlDeviceGetFieldValues: {field['error']} ({field.get('code')})")
     differences += [f"left out: {text}" for text in facts.get("snapshot", {}).get("leftOut", ())]
     lost = [text for text in differences if any(f"({code})" in text for code in _WITHDRAWN)]
     missing = ", ".join(f"{name.removeprefix('nvmlDeviceGet')} on {count}" for name, count in absent.items())
-    return judgement(
+    return values.judgement(
         differences,
-        f"{len(dict(gpus(facts)))} GPUs; properties that they lack: {missing or 'none'}",
+        f"{len(dict(values.gpus(facts)))} GPUs; properties that they lack: {missing or 'none'}",
         right="a GPU is published with its properties",
         wrong="a GPU needs a reset or a check of the kernel log" if lost else "the GPU would be omitted, or log errors",
     )
@@ -301,4 +292,4 @@ def _allowed(name: str) -> frozenset[int]:
     """Codes that mean "does not exist"; the fabric's structure may be newer than the driver."""
     if name in NEEDED:
         return frozenset()
-    return ABSENT | {INVALID_ARGUMENT} if name == FABRIC else ABSENT
+    return ABSENT | {values.INVALID_ARGUMENT} if name == FABRIC else ABSENT

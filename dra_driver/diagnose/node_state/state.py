@@ -17,17 +17,7 @@ from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.memory import own_mounts
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
-from dra_driver.node.claims.inspection import (
-    BOOT_ID,
-    Entry,
-    GpuStateBackup,
-    JournalContent,
-    living_runs,
-    read_backups,
-    read_boot_id,
-    read_journal,
-    read_names,
-)
+from dra_driver.node.claims import inspection
 from dra_driver.node.process.sockets import is_served
 
 
@@ -40,7 +30,7 @@ class Places(Struct, frozen=True, kw_only=True):
     cdi: Path
     run: Path
     shm: Path
-    boot_id: Path = BOOT_ID
+    boot_id: Path = inspection.BOOT_ID
 
     @classmethod
     def of(cls, settings: NodeSettings, *, run_dir: Path, shm_dir: Path) -> "Places":
@@ -73,7 +63,7 @@ class JournalState(Struct, frozen=True, kw_only=True):
     """``problem`` is the reason why it is unreadable; ``content`` is None then, and if it does not exist."""
 
     path: Path
-    content: JournalContent | None = None
+    content: inspection.JournalContent | None = None
     problem: str | None = None
     set_aside: tuple[Path, ...] = ()
     """Damaged journals that were kept."""
@@ -129,7 +119,7 @@ class NodeState(Struct, frozen=True, kw_only=True):
     cdi: CdiState
     mps: MpsState
     runs: frozenset[str] = frozenset()
-    backups: tuple[GpuStateBackup, ...] = ()
+    backups: tuple[inspection.GpuStateBackup, ...] = ()
     named: frozenset[ClaimUid] = frozenset()
     sockets: tuple[SocketState, ...] = ()
     sick_gpus: int | None = None
@@ -138,11 +128,11 @@ class NodeState(Struct, frozen=True, kw_only=True):
     hardware_problem: str | None = None
 
     @property
-    def entries(self) -> tuple[Entry, ...]:
+    def entries(self) -> tuple[inspection.Entry, ...]:
         """The entries of the journal; none if it is unreadable."""
         return self.journal.content.entries if self.journal.content is not None else ()
 
-    def is_of_earlier_boot(self, entry: Entry) -> bool:
+    def is_of_earlier_boot(self, entry: inspection.Entry) -> bool:
         """Return whether a reboot has ended all containers of the claim."""
         return bool(self.boot_id) and entry.boot_id not in ("", self.boot_id)
 
@@ -155,7 +145,7 @@ Look = Callable[[], Snapshot]
 
 def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
     """Read all state; GPUs only with ``hardware``. Raises no `DraError`: problems are in the state."""
-    runs = living_runs(places.plugin)
+    runs = inspection.living_runs(places.plugin)
     journal = _journal(places, in_use=bool(runs))
     cdi = _cdi(places)
     entries = journal.content.entries if journal.content else ()
@@ -164,13 +154,13 @@ def read_state(places: Places, *, hardware: Look | None = None) -> NodeState:
     return NodeState(
         plugin=places.plugin,
         exists=places.plugin.is_dir(),
-        boot_id=read_boot_id(places.boot_id),
+        boot_id=inspection.read_boot_id(places.boot_id),
         journal=journal,
         cdi=cdi,
         mps=_mps(places),
         runs=frozenset(runs),
-        backups=read_backups(places.plugin),
-        named=frozenset(read_names(places.plugin, cdi.claims | {entry.ref.uid for entry in entries})),
+        backups=inspection.read_backups(places.plugin),
+        named=frozenset(inspection.read_names(places.plugin, cdi.claims | {entry.ref.uid for entry in entries})),
         sockets=tuple(SocketState(path=path, served=is_served(path)) for path in socket_paths(places)),
         sick_gpus=sick_gpus,
         health_problem=health_problem,
@@ -202,7 +192,7 @@ def _journal(places: Places, *, in_use: bool) -> JournalState:
     path = places.journal
     aside = tuple(sorted(each for each in path.parent.glob(f"{path.name}.damaged-*Z")))
     try:
-        return JournalState(path=path, content=read_journal(path, in_use=in_use), set_aside=aside)
+        return JournalState(path=path, content=inspection.read_journal(path, in_use=in_use), set_aside=aside)
     except DraError as error:
         return JournalState(path=path, problem=str(error), set_aside=aside)
 

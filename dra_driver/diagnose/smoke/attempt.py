@@ -9,14 +9,7 @@ from typing import Final, NamedTuple, Protocol
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    ServerBusyError,
-)
+from dra_driver.core import errors
 from dra_driver.core.finding import Layer, Status, ok
 from dra_driver.core.text import one_line
 from dra_driver.diagnose.smoke.objects import CONTAINER, PodSettings, claim, job
@@ -109,7 +102,7 @@ class Attempt:
         begin = self._tools.clock()
         try:
             found = self._created() or self._followed(begin)
-        except KubernetesApiError as error:
+        except errors.KubernetesApiError as error:
             found = self._failed(Layer.API_SERVER, str(error))
         except BaseException:
             self._deleted()
@@ -129,9 +122,9 @@ class Attempt:
         try:
             owner = self._api.create(paths.jobs(self._namespace), body)
             self._api.create(paths.resource_claims(self._namespace), claim(owner, tools.run, task.spec))
-        except (ForbiddenError, InvalidObjectError) as error:  # quota, admission
+        except (errors.ForbiddenError, errors.InvalidObjectError) as error:  # quota, admission
             return self._failed(Layer.WORKLOAD, str(error))
-        except NotFoundError:  # `check_namespace` needs a permission that some users lack
+        except errors.NotFoundError:  # `check_namespace` needs a permission that some users lack
             gone = f"namespace {self._namespace} does not exist: name one with -n"
             return self._failed(Layer.WORKLOAD, gone)
         return None
@@ -145,7 +138,7 @@ class Attempt:
             try:
                 found = self._looked(waited_s, late=waited_s > tools.settings.timeout_s)
                 bad = 0
-            except (ApiUnreachableError, ServerBusyError):
+            except (errors.ApiUnreachableError, errors.ServerBusyError):
                 bad += 1
                 if bad >= _BAD_ANSWERS:
                     raise
@@ -176,7 +169,7 @@ class Attempt:
     def _no_pod(self, *, late: bool) -> TryResult | None:
         try:
             owner = self._api.get(self._job)
-        except NotFoundError:
+        except errors.NotFoundError:
             message = "another client deleted the Job, or its deadline has passed"
             return self._failed(Layer.WORKLOAD, message)
         events = self._events(owner["metadata"]["uid"])
@@ -189,7 +182,7 @@ class Attempt:
 
     def _ended(self, pod: Wire) -> TryResult:
         log = ""
-        with suppress(NotFoundError, InvalidObjectError):  # a container that was not created has no log
+        with suppress(errors.NotFoundError, errors.InvalidObjectError):  # a container that was not created has no log
             log = self._api.get_text(paths.pod_log(self._namespace, pod["metadata"]["name"]))
         results = self._tools.allocated(self._task.name)
         good = TryResult(node=self._task.node, kind=self._task.kind, finding=ok(""))
@@ -209,7 +202,7 @@ class Attempt:
         try:
             query = {"fieldSelector": f"involvedObject.uid={uid}"}
             return newest_first(self._api.list(paths.events(self._namespace), query)["items"])
-        except (ForbiddenError, NotFoundError):
+        except (errors.ForbiddenError, errors.NotFoundError):
             return []
 
     # --- remove ---
@@ -235,9 +228,9 @@ class Attempt:
         for path, what in ((self._job, "job"), (self._claim, "resourceclaim")):
             try:
                 self._api.delete(path, propagation="Background")
-            except NotFoundError:
+            except errors.NotFoundError:
                 continue
-            except KubernetesApiError as error:
+            except errors.KubernetesApiError as error:
                 self.left.append(f"{what} {self._task.name} ({error})")
                 done = False
         return done
@@ -246,10 +239,10 @@ class Attempt:
         try:
             pod = self._pod()
             found = [f"pod {pod['metadata']['name']}"] if pod is not None else []
-            with suppress(NotFoundError):
+            with suppress(errors.NotFoundError):
                 self._api.get(self._claim)
                 found.append(f"resourceclaim {self._task.name}")
-        except KubernetesApiError as error:
+        except errors.KubernetesApiError as error:
             return [f"unknown ({error})"]
         return found
 

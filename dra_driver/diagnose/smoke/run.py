@@ -21,18 +21,10 @@ from dra_driver.core.errors import (
     NotFoundError,
 )
 from dra_driver.core.request_rights import AccessRight
+from dra_driver.diagnose.smoke import report
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
 from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of, results_of
-from dra_driver.diagnose.smoke.report import (
-    SmokeOptions,
-    SmokeReport,
-    TryKind,
-    TryResult,
-    claim_spec,
-    cleanup_rights,
-    needed_rights,
-)
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import missing
@@ -133,7 +125,7 @@ class CurrentView:
 _NODE_COMMAND = "kubelet-plugin"
 
 
-def pod_settings(api: SmokeApi, options: SmokeOptions) -> PodSettings:
+def pod_settings(api: SmokeApi, options: report.SmokeOptions) -> PodSettings:
     """Raises ConfigurationError without a DaemonSet to take the image from, and KubernetesApiError."""
     image, secrets = options.image, list[str]()
     if not image:
@@ -147,7 +139,7 @@ def pod_settings(api: SmokeApi, options: SmokeOptions) -> PodSettings:
     )
 
 
-def _of_daemon_set(api: SmokeApi, options: SmokeOptions) -> tuple[str, list[str]]:
+def _of_daemon_set(api: SmokeApi, options: report.SmokeOptions) -> tuple[str, list[str]]:
     name, namespace = options.daemon_set, options.driver_namespace
     try:
         spec = api.get(paths.daemon_set(namespace, name))["spec"]["template"]["spec"]
@@ -197,7 +189,7 @@ def delete(api: SmokeApi, found: Iterable[tuple[str, Wire]]) -> list[str]:
 
 CLEANUP_S: Final = 60.0
 
-OnResult = Callable[[TryResult, int, int], None]
+OnResult = Callable[[report.TryResult, int, int], None]
 """Called with each result, its number and the total; by one thread at a time."""
 
 
@@ -207,7 +199,7 @@ class SmokeRun:
     def __init__(
         self,
         rest: Any,
-        options: SmokeOptions,
+        options: report.SmokeOptions,
         fits_under: FitsUnder,
         on_result: OnResult = lambda _result, _done, _of: None,
     ) -> None:
@@ -217,16 +209,16 @@ class SmokeRun:
         self._stopping = threading.Event()
         self._current = CurrentView(rest, options.driver, fits_under, time.monotonic)
         self._lock = threading.Lock()  # guards the report
-        self.report = SmokeReport(run=self._id, namespace=options.namespace)
+        self.report = report.SmokeReport(run=self._id, namespace=options.namespace)
 
     def stop(self) -> None:
         """End the run after deleting its objects. Does not block."""
         self._stopping.set()
 
-    def run(self) -> SmokeReport:
+    def run(self) -> report.SmokeReport:
         """Raises ConfigurationError (usage, permissions, nothing published) and KubernetesApiError before the first
         attempt."""
-        check_rights(self._rest, needed_rights(self._options))
+        check_rights(self._rest, report.needed_rights(self._options))
         check_namespace(self._rest, self._options.namespace)
         settings = pod_settings(self._rest, self._options)
         self._forget_earlier_runs()
@@ -249,7 +241,7 @@ class SmokeRun:
             )
             self._try_all(plan, tools)
         self.report.interrupted = self._stopping.is_set()
-        self.report.tries.sort(key=lambda item: (item.node, item.kind or TryKind("gpu")))
+        self.report.tries.sort(key=lambda item: (item.node, item.kind or report.TryKind("gpu")))
         return self.report
 
     def _forget_earlier_runs(self) -> None:
@@ -260,7 +252,7 @@ class SmokeRun:
         if names:
             self.report.notes.append(f"deleted objects of an earlier run: {', '.join(names[:10])}")
 
-    def _fit_of(self, node: str, kind: TryKind, settings: PodSettings) -> Fit:
+    def _fit_of(self, node: str, kind: report.TryKind, settings: PodSettings) -> Fit:
         return self._current.fit(self._task(node, kind, 0), self._id, settings)
 
     def _try_all(self, plan: SmokePlan, tools: Tools) -> None:
@@ -276,23 +268,23 @@ class SmokeRun:
         finally:
             self._sweep()
 
-    def _try_node(self, node: str, kinds: Sequence[TryKind], tools: Tools, total: int) -> None:
+    def _try_node(self, node: str, kinds: Sequence[report.TryKind], tools: Tools, total: int) -> None:
         for kind in kinds:
             result = self._tried(node, kind, tools)
             with self._lock:
                 self.report.tries.append(result)
                 self._on_result(result, len(self.report.tries), total)
 
-    def _tried(self, node: str, kind: TryKind, tools: Tools) -> TryResult:
+    def _tried(self, node: str, kind: report.TryKind, tools: Tools) -> report.TryResult:
         if self._stopping.is_set():
-            return TryResult.skipped(node, kind, "interrupted")
+            return report.TryResult.skipped(node, kind, "interrupted")
         try:
             task = self._task(node, kind, next(self._numbers))
             fit = self._current.fit(task, self._id, tools.settings)
         except (KubernetesApiError, ConfigurationError) as error:
-            return TryResult.skipped(node, kind, str(error))
+            return report.TryResult.skipped(node, kind, str(error))
         if fit.busy:
-            return TryResult.skipped(node, kind, fit.busy)
+            return report.TryResult.skipped(node, kind, fit.busy)
         attempt = Attempt(tools, task)
         try:
             return attempt.result()
@@ -300,10 +292,10 @@ class SmokeRun:
             with self._lock:
                 self.report.left += attempt.left
 
-    def _task(self, node: str, kind: TryKind, number: int) -> TryTask:
+    def _task(self, node: str, kind: report.TryKind, number: int) -> TryTask:
         view = self._current.view()
         example = view.kinds(node, (kind.form,)).get(kind) or {}
-        spec = claim_spec(kind, example, self._options.driver)
+        spec = report.claim_spec(kind, example, self._options.driver)
         return TryTask(
             name=f"dra-smoke-{self._id}-{number}", node=node, kind=kind, spec=spec, slices=tuple(view.slices(node))
         )
@@ -333,7 +325,7 @@ def check_namespace(api: SmokeApi, namespace: str) -> None:
 def clean_up(rest: Any, namespace: str) -> tuple[list[str], list[str]]:
     """Delete the objects of all smoke tests in a namespace, running ones too. Return their names, and the names that
     still exist after `CLEANUP_S`. Raises ConfigurationError and KubernetesApiError."""
-    check_rights(rest, cleanup_rights(namespace))
+    check_rights(rest, report.cleanup_rights(namespace))
     found = delete(rest, list(of_namespace(rest, namespace)))
     until, pause = time.monotonic() + CLEANUP_S, threading.Event()
     while left := [item["metadata"]["name"] for _, item in of_namespace(rest, namespace)]:

@@ -7,14 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, Protocol
 
-from dra_driver.core.errors import (
-    CommandError,
-    DeviceLostError,
-    GpuBusyError,
-    HardwareError,
-    NotPermittedError,
-    ResetRequiredError,
-)
+from dra_driver.core import errors
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.smi import Smi
@@ -27,12 +20,12 @@ PERSISTENCE_S: Final = 30.0
 UNSUPPORTED: Final = "ResetUnsupported"
 _NOT_AVAILABLE: Final = 3
 _IN_USE: Final = ("in use by another client", "currently in use", "in use by another process")
-_REFUSED: Final[dict[int, tuple[type[HardwareError], str]]] = {
-    _NOT_AVAILABLE: (ResetRequiredError, "this machine cannot reset the GPU: a reboot of the node is needed"),
-    4: (NotPermittedError, "run the node process as root with all capabilities (a privileged container)"),
-    6: (DeviceLostError, "the NVIDIA driver does not list the GPU: a reboot of the node is needed"),
-    9: (ResetRequiredError, "the NVIDIA driver is not loaded: load it, or reboot the node"),
-    15: (DeviceLostError, "the GPU fell off the bus: a reboot of the node is needed"),
+_REFUSED: Final[dict[int, tuple[type[errors.HardwareError], str]]] = {
+    _NOT_AVAILABLE: (errors.ResetRequiredError, "this machine cannot reset the GPU: a reboot of the node is needed"),
+    4: (errors.NotPermittedError, "run the node process as root with all capabilities (a privileged container)"),
+    6: (errors.DeviceLostError, "the NVIDIA driver does not list the GPU: a reboot of the node is needed"),
+    9: (errors.ResetRequiredError, "the NVIDIA driver is not loaded: load it, or reboot the node"),
+    15: (errors.DeviceLostError, "the GPU fell off the bus: a reboot of the node is needed"),
 }
 
 
@@ -51,7 +44,7 @@ class SmiReset:
         ended = self._smi.call(["--gpu-reset", "-i", gpu], within_s=within_s)
         printed = process.shown(ended.output)
         if ended.status is None:
-            raise CommandError(
+            raise errors.CommandError(
                 f"the reset of {gpu} did not end within {within_s:.0f} s (printed: {printed}); it may hang in the "
                 "kernel: reboot the node",
                 reason=TIMEOUT,
@@ -60,10 +53,12 @@ class SmiReset:
             return
         problem = f"nvidia-smi --gpu-reset -i {gpu} ended with status {ended.status} (printed: {printed})"
         if any(text in ended.output.lower() for text in _IN_USE):
-            raise GpuBusyError(f"{problem}: a client has the GPU open")
+            raise errors.GpuBusyError(f"{problem}: a client has the GPU open")
         if "not supported" in ended.output.lower():
-            raise ResetRequiredError(f"{problem}: {_REFUSED[_NOT_AVAILABLE][1]}", reason=UNSUPPORTED)
-        kind, advice = _REFUSED.get(ended.status, (CommandError, "see NVRM and Xid lines in the node's kernel log"))
+            raise errors.ResetRequiredError(f"{problem}: {_REFUSED[_NOT_AVAILABLE][1]}", reason=UNSUPPORTED)
+        kind, advice = _REFUSED.get(
+            ended.status, (errors.CommandError, "see NVRM and Xid lines in the node's kernel log")
+        )
         raise kind(f"{problem}: {advice}")
 
 
@@ -87,7 +82,7 @@ class SmiPersistence:
         try:
             asked = ["--query-gpu=persistence_mode", "--format=csv,noheader", "-i", gpu]
             answer = self._smi.run(asked, within_s=PERSISTENCE_S)
-        except CommandError as error:
+        except errors.CommandError as error:
             if error.reason == TIMEOUT:
                 raise
             return None

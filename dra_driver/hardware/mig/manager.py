@@ -15,16 +15,8 @@ from typing import Final, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core import errors
 from dra_driver.core.backoff import Backoff
-from dra_driver.core.errors import (
-    DeviceLostError,
-    DraError,
-    GpuBusyError,
-    HardwareError,
-    MigUnsupportedError,
-    NoRoomError,
-    ResetRequiredError,
-)
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import MigInstance, PartitionId
 from dra_driver.hardware.gpu.backend import MIG_MODE, GpuControl, GpuNotes
@@ -60,7 +52,7 @@ class BusyRetry:
         while True:
             try:
                 return step()
-            except GpuBusyError:
+            except errors.GpuBusyError:
                 if self.left_s <= 0:
                     raise
             self._sleep(min(backoff.next_s(), self.left_s))
@@ -148,7 +140,7 @@ class MigManager:
         patient = self._long_waits.acquire(blocking=False)
         try:
             created = self._switch_on_and_create(wanted, size, within_s if patient else min(within_s, SHORT_WAIT_S))
-        except GpuBusyError as error:
+        except errors.GpuBusyError as error:
             if self._watch is not None:
                 self._watch.refused(wanted, str(error))
             raise
@@ -173,7 +165,7 @@ class MigManager:
         """The partition's GPU instance, complete or not; None when it does not exist."""
         try:
             instances = self._control.mig_instances(partition.gpu_uuid)
-        except MigUnsupportedError:
+        except errors.MigUnsupportedError:
             return None
         return next((one for one in instances if _is_at(one, partition)), None)
 
@@ -186,7 +178,7 @@ class MigManager:
                 return False
             try:
                 self._control.set_mig_mode(gpu, False)
-            except (GpuBusyError, ResetRequiredError) as error:
+            except (errors.GpuBusyError, errors.ResetRequiredError) as error:
                 log.info("MIG mode cannot be switched off yet", extra={"gpu": gpu, "reason": str(error)})
                 return False
             log.info("MIG mode switched off", extra={"gpu": gpu})
@@ -199,7 +191,7 @@ class MigManager:
         retry = self._retry(within_s)
         if self._is_on(gpu):
             if self._notes.gpu_note(gpu, MIG_MODE) is None:
-                raise GpuBusyError(
+                raise errors.GpuBusyError(
                     f"{gpu} cannot be used as a whole: MIG mode is on and this driver did not switch it on; "
                     f"an administrator has to switch it off with `nvidia-smi -i {gpu} -mig 0`, or offer its partitions "
                     "instead",
@@ -207,7 +199,7 @@ class MigManager:
                 )
             left = self._control.mig_instances(gpu)
             if left:
-                raise GpuBusyError(
+                raise errors.GpuBusyError(
                     f"{gpu} cannot be used as a whole: it still has {_listed(left)}; "
                     "remove instances that this driver did not create with `nvidia-smi mig -dci` and `-dgi`"
                 )
@@ -217,7 +209,7 @@ class MigManager:
     def _is_on(self, gpu: GpuUuid) -> bool:
         try:
             return self._control.mig_mode(gpu)
-        except MigUnsupportedError:
+        except errors.MigUnsupportedError:
             return False
 
     def _switch_on(self, gpu: GpuUuid, retry: BusyRetry) -> None:
@@ -229,10 +221,10 @@ class MigManager:
             self._notes.set_gpu_note(gpu, MIG_MODE, SWITCHED_ON)
         try:
             retry.attempt(partial(self._control.set_mig_mode, gpu, True))
-        except GpuBusyError as error:
+        except errors.GpuBusyError as error:
             self._restore_mode_best_effort(gpu)
             raise self._busy(f"MIG mode of {gpu} cannot be switched on", gpu, retry, error) from error
-        except DraError:
+        except errors.DraError:
             self._restore_mode_best_effort(gpu)
             raise
         log.info("MIG mode switched on", extra={"gpu": gpu})
@@ -240,22 +232,22 @@ class MigManager:
     def _switch_off(self, gpu: GpuUuid, retry: BusyRetry) -> None:
         try:
             retry.attempt(partial(self._control.set_mig_mode, gpu, False))
-        except GpuBusyError as error:
+        except errors.GpuBusyError as error:
             raise self._busy(f"MIG mode of {gpu} cannot be switched off", gpu, retry, error) from error
         log.info("MIG mode switched off", extra={"gpu": gpu})
 
-    def _busy(self, problem: str, gpu: GpuUuid, retry: BusyRetry, error: GpuBusyError) -> GpuBusyError:
+    def _busy(self, problem: str, gpu: GpuUuid, retry: BusyRetry, error: errors.GpuBusyError) -> errors.GpuBusyError:
         waited_s = retry.waited_s  # before the search for holders, which takes time, too
         holders = self._holders(gpu)
         advice = LOOK_FOR if holders is None else f"{holders}; {_SUCCEEDS}"
-        return GpuBusyError(f"{problem}, tried for {waited_s:.0f} s: {error}; {advice}")
+        return errors.GpuBusyError(f"{problem}, tried for {waited_s:.0f} s: {error}; {advice}")
 
     def _restore_mode_best_effort(self, gpu: GpuUuid) -> None:
         """A failure neither hides the first error nor undoes a success: the note stays for the periodic reclaim of
         orphans."""
         try:
             self.restore_mode(gpu)
-        except DraError as error:
+        except errors.DraError as error:
             log.warning("MIG mode is not restored yet; will retry", extra={"gpu": gpu, "reason": error})
 
     def _switch_on_and_create(self, wanted: PartitionId, size: int, within_s: float) -> MigInstance:
@@ -263,7 +255,7 @@ class MigManager:
         self._switch_on(wanted.gpu_uuid, retry)
         try:
             return self._create(wanted, size, retry)
-        except DraError:
+        except errors.DraError:
             self._restore_mode_best_effort(wanted.gpu_uuid)
             raise
 
@@ -271,7 +263,7 @@ class MigManager:
         existing = self._control.mig_instances(wanted.gpu_uuid)
         found = next((one for one in existing if _is_at(one, wanted)), None)
         if found is not None:
-            raise NoRoomError(
+            raise errors.NoRoomError(
                 f"{wanted} exists already and was not created by this driver ({_listed([found])}), so it stays; "
                 "the driver withholds it from scheduling once it has seen it: delete the pod to have it scheduled "
                 "again, or remove the instance",
@@ -279,7 +271,7 @@ class MigManager:
             )
         overlapping = [one for one in existing if one.overlaps(wanted.start, size)]
         if overlapping:
-            raise NoRoomError(
+            raise errors.NoRoomError(
                 f"{wanted} needs memory slices {wanted.start} to {wanted.start + size - 1}, "
                 f"and these are taken by {_listed(overlapping)}"
             )
@@ -288,12 +280,12 @@ class MigManager:
             # The driver shuts down NVLink, channels and the watchdog before the first instance of a GPU, and refuses it
             # while a process uses them (kernel_mig_manager.c, kmigmgrSetMIGState), although the mode could be switched.
             gi_id = retry.attempt(step)
-        except (NoRoomError, MigUnsupportedError):
+        except (errors.NoRoomError, errors.MigUnsupportedError):
             raise  # this call created nothing; another program created any instance that exists now
-        except GpuBusyError as error:
+        except errors.GpuBusyError as error:
             # Nothing was created either: the same function undoes its own steps.
             raise self._busy(f"{wanted} cannot be created", wanted.gpu_uuid, retry, error) from error
-        except DraError as error:
+        except errors.DraError as error:
             raise self._after_cleanup(wanted, error) from error
         return self._add_compute_instance(wanted, gi_id, retry)
 
@@ -303,29 +295,29 @@ class MigManager:
             retry.attempt(partial(self._control.create_compute_instance, wanted.gpu_uuid, gi_id))
             created = self.find(wanted)
             if created is None or created.device is None:
-                raise DeviceLostError(
+                raise errors.DeviceLostError(
                     f"{wanted} was created as GPU instance {gi_id}, but the GPU does not list it with one usable "
                     "compute instance",
                     reason="InstanceNotListed",
                 )
-        except DraError as error:
+        except errors.DraError as error:
             raise self._after_cleanup(wanted, error) from error
         return created
 
-    def _after_cleanup(self, wanted: PartitionId, first: DraError) -> DraError:
+    def _after_cleanup(self, wanted: PartitionId, first: errors.DraError) -> errors.DraError:
         """Remove this call's incomplete partition, and return ``first``, marked if it may be left over."""
         retry = self._retry(CLEANUP_S)
         try:
             incomplete = self.find(wanted)
             if incomplete is not None:
                 self._remove(wanted, incomplete, retry)
-        except DraError as second:
+        except errors.DraError as second:
             facts = {"partition": str(wanted), "reason": str(second)}
             log.warning("incomplete partition is not removed yet; will retry", extra=facts)
             failure = type(first)(
                 f"{first}; and the incomplete instance could not be removed, which the driver tries again: {second}"
             )
-            if isinstance(failure, HardwareError):
+            if isinstance(failure, errors.HardwareError):
                 failure.left_over = True
             return failure
         return first
@@ -336,7 +328,7 @@ class MigManager:
             for compute in instance.compute:
                 retry.attempt(partial(self._control.destroy_compute_instance, gpu, gi_id, compute.ci_id))
             retry.attempt(partial(self._control.destroy_gpu_instance, gpu, gi_id))
-        except GpuBusyError as error:
+        except errors.GpuBusyError as error:
             raise self._busy(f"{partition} ({_listed([instance])}) cannot be removed", gpu, retry, error) from error
 
     def _retry(self, within_s: float) -> BusyRetry:

@@ -9,16 +9,8 @@ from msgspec.structs import replace
 from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.text import listed, span
 from dra_driver.kubectl.capacity import ClaimDevice, ClaimList, ClaimRow, claims_of, with_claim_gaps
+from dra_driver.kubectl.commands import listing
 from dra_driver.kubectl.commands.devices import use_text
-from dra_driver.kubectl.commands.listing import (
-    Listed,
-    add_list,
-    named,
-    namespace_column,
-    print_list,
-    scope_of,
-    selected,
-)
 from dra_driver.kubectl.commands.source import add_source, is_unread, state_of
 from dra_driver.kubectl.explain import with_taint_rules
 
@@ -45,32 +37,32 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these claims")
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
     parser.add_argument("--pending", action="store_true", help="only unallocated claims")
-    add_list(parser, watch=True)
+    listing.add_list(parser, watch=True)
     add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    namespace = scope_of(args)
+    namespace = listing.scope_of(args)
     name = "resourceclaim.resource.k8s.io/{}".format
 
-    def read() -> Listed[ClaimRow]:
+    def read() -> listing.Listed[ClaimRow]:
         state = with_taint_rules(state_of(args, namespace=namespace, only=_FIELDS))
-        state = with_claim_gaps(replace(state, claims=tuple(selected(args.selector, state.claims))))
+        state = with_claim_gaps(replace(state, claims=tuple(listing.selected(args.selector, state.claims))))
         every = claims_of(state, datetime.now(UTC), node=args.node, namespace=namespace or "")
         is_unknown = is_unread(state, "resourceclaims")
-        known = every if is_unknown else named(args, every, lambda row: row.name)
+        known = every if is_unknown else listing.named(args, every, lambda row: row.name)
         found = [row for row in known if not args.pending or row.state == "pending"]
-        return Listed(
+        return listing.Listed(
             document=ClaimList(gaps=state.gaps, items=found),
             rows=found,
-            columns=[*namespace_column(args, lambda row: row.namespace), *COLUMNS],
+            columns=[*listing.namespace_column(args, lambda row: row.namespace), *COLUMNS],
             namespace=namespace,
             name=lambda row: name(row.name),
             noun="claims",
             unknown="the claims cannot be read" if is_unknown else "",
         )
 
-    return print_list(args, read)
+    return listing.print_list(args, read)
 
 
 def device_text(device: ClaimDevice) -> str:

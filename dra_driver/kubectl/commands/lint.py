@@ -9,15 +9,8 @@ from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl import lint
+from dra_driver.kubectl.commands import source
 from dra_driver.kubectl.commands.listing import add_output, print_document, print_text
-from dra_driver.kubectl.commands.source import (
-    add_kubeconfig,
-    kubeconfig_of,
-    live_state,
-    state_in_file,
-    tell_gaps,
-    wants_colour,
-)
 from dra_driver.kubectl.lint import ManifestSource
 from dra_driver.kubectl.lint.finding import LintReport, as_github, as_sarif, as_text, document_of
 
@@ -35,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="PATH", help="files, directories, or - for standard input")
     parser.add_argument("--cluster", action="store_true", help="with PATH: also resolve names in the cluster")
     parser.add_argument("--cluster-state", metavar="FILE", help="use a file of `kubectl dra snapshot` as the cluster")
-    add_kubeconfig(parser)
+    source.add_kubeconfig(parser)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="without PATH: only objects of this namespace")
     parser.add_argument("--strict", action="store_true", help="treat warnings as errors")
     add_output(parser, "json", "yaml", "github", "sarif", default="text")
@@ -48,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     sources = lint.collect(args.paths, sys.stdin.buffer.read) if args.paths else _stored(state, args.namespace)
     report = lint.lint(sources, known)
     if state is not None:
-        tell_gaps(state.gaps)
+        source.tell_gaps(state.gaps)
     _print(report.strict() if args.strict else report, args.output)
     nothing_read = state is not None and not args.paths and bool(state.gaps) and not (state.claims or state.classes)
     return 1 if nothing_read or (report.strict() if args.strict else report).failed else 0
@@ -58,10 +51,10 @@ def _state(args: argparse.Namespace) -> ClusterState | None:
     if args.cluster and args.cluster_state:
         raise ConfigurationError("--cluster and --cluster-state cannot be combined; use one of them")
     if args.cluster_state:
-        return state_in_file(args.cluster_state)
+        return source.state_in_file(args.cluster_state)
     if args.paths and not args.cluster:
         return None
-    return live_state(kubeconfig_of(args), args.namespace if not args.paths else None)
+    return source.live_state(source.kubeconfig_of(args), args.namespace if not args.paths else None)
 
 
 _NAMES: Final = ("name", "generateName", "namespace")
@@ -94,6 +87,6 @@ def _print(report: LintReport, form: str) -> None:
     if form in ("json", "yaml"):
         print_document(form, document_of(report))
     elif form == "text":
-        print_text(as_text(report, colour=wants_colour()))
+        print_text(as_text(report, colour=source.wants_colour()))
     else:
         print(as_github(report) if form == "github" else as_sarif(report, __version__))

@@ -9,14 +9,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import AllocationError, CelEvaluationError, CelSyntaxError
 from dra_driver.core.model.mig import no_compute_instance
 from dra_driver.core.text import listed
-from dra_driver.kube.devices import (
-    allocation_results,
-    attribute_text,
-    newest_slices,
-    results_of,
-    unhealthy_by,
-    users_of,
-)
+from dra_driver.kube import devices
 from dra_driver.kube.published import names
 from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
@@ -254,7 +247,7 @@ def scheduler_fault(
         defects = [name for name in _QUIRKS if _retried(again, replace(quirks, **{name: False}), result) is not None]
         why = _QUIRKS[defects[0]] if defects else "several defects of its allocator together exclude the devices"
         fixed_in = _FIXED_IN.get(defects[0], "1.37") if defects else "1.37"
-        assigned = [item for allocation in improved.allocations for item in allocation_results(allocation)]
+        assigned = [item for allocation in improved.allocations for item in devices.allocation_results(allocation)]
         shown = ", ".join(f"{item['request']}={item['device']}" for item in assigned[:8])
         return Cause(
             code=CauseCode.SCHEDULER_FAULT,
@@ -278,7 +271,7 @@ def _fix(slices: Sequence[Wire], assigned: Sequence[Wire]) -> str:
     # Devices excluded by selectors are never charged to counters, so selecting the free GPU avoids the defect.
     wanted = {(item["driver"], item["pool"], item["device"]) for item in assigned}
     parents = {
-        (spec["driver"], attribute_text(device.get("attributes"), "", names.PARENT_UUID))
+        (spec["driver"], devices.attribute_text(device.get("attributes"), "", names.PARENT_UUID))
         for spec in map(spec_of, slices)
         for device in spec.get("devices") or ()
         if (spec["driver"], spec["pool"]["name"], device["name"]) in wanted
@@ -410,7 +403,7 @@ def _select_shared(selectors: Sequence[str], state: ClusterState) -> bool:
     return any("allowMultipleAllocations" in text for text in selectors) and any(
         device.get("allowMultipleAllocations")
         and all(is_selected_by(text, str(spec.get("driver")), device) for text in selectors)
-        for spec in map(spec_of, newest_slices(state.slices))
+        for spec in map(spec_of, devices.newest_slices(state.slices))
         for device in spec.get("devices") or ()
     )
 
@@ -441,11 +434,11 @@ def silent_drivers(state: ClusterState, specs: Sequence[RequestSpec]) -> Iterato
 def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
     """Yield a cause for each unhealthy or unpublished device of the subject."""
     for claim in (item.claim or {} for item in subject.claims):
-        wanted = [result for result in results_of(claim) if not result.get("adminAccess")]
+        wanted = [result for result in devices.results_of(claim) if not result.get("adminAccess")]
         drivers = {str(result.get("driver")) for result in wanted}
         published = {
             (spec["driver"], spec["pool"]["name"], device["name"]): device
-            for spec in map(spec_of, newest_slices(state.slices))
+            for spec in map(spec_of, devices.newest_slices(state.slices))
             if spec["driver"] in drivers and any(result.get("pool") == spec["pool"]["name"] for result in wanted)
             for device in spec.get("devices") or ()
         }
@@ -453,7 +446,7 @@ def unhealthy_devices(state: ClusterState, subject: Subject) -> Iterator[Cause]:
             key = (str(result.get("driver")), str(result.get("pool")), str(result.get("device")))
             device = published.get(key)
             where = f"device {key[2]} of {key[1]}"
-            if device is not None and (taints := unhealthy_by(device)):
+            if device is not None and (taints := devices.unhealthy_by(device)):
                 yield Cause(
                     code=CauseCode.DEVICE_UNHEALTHY,
                     message=f"{where} is unhealthy (taint {listed(taints, len(taints))})",
@@ -500,7 +493,7 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
         )
         return
     if not subjects.is_reserved_for(claim, pod):
-        users = listed([str(user.get("name")) for user in users_of(claim)])
+        users = listed([str(user.get("name")) for user in devices.users_of(claim)])
         yield Cause(
             code=CauseCode.CLAIM_NOT_RESERVED,
             message=f"claim {subjects.label_of(claim)} is not reserved for this pod"
@@ -512,7 +505,7 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
     here = [
         spec for spec in specs if spec.get("nodeName") == node or (not spec.get("nodeName") and spec.get("devices"))
     ]
-    drivers = {str(result.get("driver")) for result in results_of(claim)}
+    drivers = {str(result.get("driver")) for result in devices.results_of(claim)}
     for driver in sorted(drivers - {str(spec.get("driver")) for spec in here}):
         yield Cause(
             code=CauseCode.DRIVER_NOT_ON_NODE,

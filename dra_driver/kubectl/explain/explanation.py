@@ -6,29 +6,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    AllocationError,
-    CelEvaluationError,
-    CelSyntaxError,
-    ConfigurationError,
-    SelectorBudgetError,
-)
+from dra_driver.core import errors
 from dra_driver.core.text import counted, listed
 from dra_driver.kube.devices import results_of, users_of
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kubectl.explain import causes as other
+from dra_driver.kubectl.explain import manifests
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message, several_shares
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
-from dra_driver.kubectl.explain.manifests import (
-    claim_with_defaults,
-    existing_pod,
-    has_same_requests,
-    with_defaults,
-    without_pod,
-    without_unhealthy,
-)
 from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
@@ -129,7 +116,7 @@ def explain(
 
     Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
-    return _explained(with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
+    return _explained(manifests.with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
 
 
 def explain_pods(
@@ -139,14 +126,14 @@ def explain_pods(
 
     A pod that exists is explained as it is. One that exists with other requests is explained without its claims."""
     reports = []
-    current = with_defaults(state)
+    current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
-        known = existing_pod(current, wanted, taken)
-        pod = wanted if known is None or not has_same_requests(known, wanted) else known
+        known = manifests.existing_pod(current, wanted, taken)
+        pod = wanted if known is None or not manifests.has_same_requests(known, wanted) else known
         if known is not None:
             taken.add(subjects.uid_of(known))
-            current = current if pod is known else without_pod(current, known)
+            current = current if pod is known else manifests.without_pod(current, known)
         subject = subjects.subject_of(current, pod)
         report, place = _explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
@@ -159,7 +146,7 @@ def _explained(
     state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel
 ) -> tuple[Explanation, NodeResult | None]:
     claims = [
-        replace(item, claim=claim_with_defaults(item.claim)) if item.claim is not None else item
+        replace(item, claim=manifests.claim_with_defaults(item.claim)) if item.claim is not None else item
         for item in subject.claims
     ]
     subject = replace(subject, claims=claims)
@@ -170,7 +157,7 @@ def _explained(
                 report, place = _Explainer(state, subject, node, scheduler).run()
             if any(cause.code is CauseCode.DEVICE_UNHEALTHY for cause in report.causes):
                 report = _with_replacement(state, subject, report, scheduler)
-    except SelectorBudgetError as error:
+    except errors.SelectorBudgetError as error:
         if report is None:
             cause = Cause(code=CauseCode.SELECTORS_COSTLY, message=str(error))
             return _report(state, subject, Answer.UNKNOWN, f"unknown whether it fits: {error}", causes=(cause,)), None
@@ -199,7 +186,7 @@ def _with_replacement(
             for each in state.pods
             if name_of(each) not in users or subjects.namespace_of(each) != subject.namespace
         ),
-        slices=tuple(map(without_unhealthy, state.slices)),
+        slices=tuple(map(manifests.without_unhealthy, state.slices)),
     )
     verdict = _Explainer(ended, replace(subject, pod=pod, claims=claims), "", scheduler).run()[0].verdict
     tolerates = any(spec.tolerations for spec in subjects.requests_of(held, [""] * len(held), ()))
@@ -327,11 +314,11 @@ class _Explainer:
         try:
             self._evaluation = self._evaluation_of(allocated, unallocated, claims, self._scheduler.quirks)
             return self._evaluation.nodes()
-        except (CelSyntaxError, CelEvaluationError) as error:
+        except (errors.CelSyntaxError, errors.CelEvaluationError) as error:
             self._causes.append(_cel_cause(error))
-        except SelectorBudgetError:
+        except errors.SelectorBudgetError:
             raise
-        except AllocationError as error:
+        except errors.AllocationError as error:
             self._causes.append(
                 Cause(
                     code=CauseCode.NOT_WEIGHABLE,
@@ -437,7 +424,7 @@ class _Explainer:
         names = [name_of(item) for item in self._state.nodes]
         if self._node not in names:
             known = ", ".join(sorted(names)[:8]) or "none"
-            raise ConfigurationError(
+            raise errors.ConfigurationError(
                 f"no node {self._node}; known nodes: {known}{' and more' if len(names) > 8 else ''}"
             )
 
@@ -476,8 +463,8 @@ class _Explainer:
         return Verdict(answer=answer, sentence=sentence, nodes_fit=fitting, nodes_total=total)
 
 
-def _cel_cause(error: CelSyntaxError | CelEvaluationError) -> Cause:
-    syntax = isinstance(error, CelSyntaxError)
+def _cel_cause(error: errors.CelSyntaxError | errors.CelEvaluationError) -> Cause:
+    syntax = isinstance(error, errors.CelSyntaxError)
     return Cause(
         code=CauseCode.CEL_ERROR,
         message=f"the scheduler rejects the pod on every node: {error}",

@@ -7,6 +7,7 @@ operator keeps running for all tasks except GPU allocation, so most of its field
 
 from typing import Final
 
+from dra_driver.kubectl.migrate import plugin_config
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     CHANGED,
@@ -24,19 +25,6 @@ from dra_driver.kubectl.migrate.ledger import (
     unless_empty,
     use,
     when,
-)
-from dra_driver.kubectl.migrate.plugin_config import (
-    FLAGS,
-    INLINE,
-    MPS_FOLDER,
-    NAMED,
-    NFD,
-    NOT_USED,
-    OVERRIDES,
-    SURGE,
-    TOLERATED,
-    environment,
-    mig_strategy,
 )
 
 STAYS: Final = "the GPU Operator continues to use it"
@@ -83,12 +71,12 @@ def _default_config(value: object, path: Path, ledger: Ledger, gathered: Gathere
 _DEFAULT: Final = when(("", None, {}), (CARRIED, "empty: nodes without a label have no configuration"), _default_config)
 SPEC: Final[Rules] = {
     "operator": (LOST, STAYS),
-    "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), TOLERATED),
+    "daemonsets.tolerations": when(([], None), (CARRIED, "empty"), plugin_config.TOLERATED),
     "daemonsets.priorityClassName": to_value("node", "priorityClassName"),
     "daemonsets.annotations": to_value("node", "podAnnotations"),
     "daemonsets.labels": unless_empty((LOST, "labels of the chart's pods cannot be set")),
-    "daemonsets.updateStrategy": SURGE,
-    "daemonsets.rollingUpdate": SURGE,
+    "daemonsets.updateStrategy": plugin_config.SURGE,
+    "daemonsets.rollingUpdate": plugin_config.SURGE,
     "daemonsets.podSecurityContext": unless_empty((LOST, "the security context of the chart's pods cannot be set")),
     "driver.enabled": when((False,), (CARRIED, "the driver is on the host: searched automatically"), _driver),
     "driver.*": (LOST, STAYS),
@@ -101,12 +89,12 @@ SPEC: Final[Rules] = {
         ),
         OFF,
     ),
-    "devicePlugin.config.name": NAMED,
+    "devicePlugin.config.name": plugin_config.NAMED,
     "devicePlugin.config.default": _DEFAULT,
     "devicePlugin.config.create": (CARRIED, "only the ConfigMap's content matters"),
-    "devicePlugin.config.data": INLINE,
-    "devicePlugin.mps": MPS_FOLDER,
-    "devicePlugin.env": environment,
+    "devicePlugin.config.data": plugin_config.INLINE,
+    "devicePlugin.mps": plugin_config.MPS_FOLDER,
+    "devicePlugin.env": plugin_config.environment,
     "devicePlugin.args": unless_empty((LOST, "arguments of the device plugin; pass them as its config")),
     "devicePlugin.hostNetwork": switch((LOST, "the node process does not use the host network")),
     "devicePlugin.resources": unless_empty((LOST, "the chart has measured defaults; override with node.resources")),
@@ -115,7 +103,7 @@ SPEC: Final[Rules] = {
     "dcgm": (LOST, STAYS),
     "nodeStatusExporter": component(STAYS),
     "gfd": (LOST, f"{STAYS}; claim selectors replace its labels"),
-    "mig.strategy": mig_strategy(_unknown_strategy),
+    "mig.strategy": plugin_config.mig_strategy(_unknown_strategy),
     "migManager.enabled": switch(
         (
             CHANGED,
@@ -124,10 +112,10 @@ SPEC: Final[Rules] = {
         ),
         OFF,
     ),
-    "migManager.config.name": NAMED,
+    "migManager.config.name": plugin_config.NAMED,
     "migManager.config.default": _DEFAULT,
     "migManager.config.create": (CARRIED, "only the ConfigMap's content matters"),
-    "migManager.config.data": INLINE,
+    "migManager.config.data": plugin_config.INLINE,
     "migManager.gpuClientsConfig": unless_empty(
         (LOST, "this driver does not stop GPU clients; it reports processes that use a GPU")
     ),
@@ -152,12 +140,12 @@ SPEC: Final[Rules] = {
 
 VALUES: Final[Rules] = {
     "platform.openshift": to_value("openshift", "enabled"),
-    **dict.fromkeys(("nfd", "node-feature-discovery"), NFD),
+    **dict.fromkeys(("nfd", "node-feature-discovery"), plugin_config.NFD),
     "clusterPolicy": (LOST, STAYS),
     "gpuCluster": (LOST, "NVIDIA's DRA driver in the operator has the same driver name: keep it disabled"),
     "draDriver": (LOST, "NVIDIA's DRA driver has the same driver name: keep its GPU part disabled"),
     "extraObjects": unless_empty((LOST, "additional objects of the chart; pass them to this command as manifests")),
-    "global": NOT_USED,
+    "global": plugin_config.NOT_USED,
     **SPEC,
 }
 VALUE_KEYS: Final = frozenset(key.partition(".")[0] for key in VALUES)
@@ -194,10 +182,10 @@ def _kubelet_folder(suffix: str) -> Act:
 
 
 DRA_DRIVER_VALUES: Final[Rules] = {
-    "nvidiaDriverRoot": FLAGS["nvidiaDriverRoot"],
+    "nvidiaDriverRoot": plugin_config.FLAGS["nvidiaDriverRoot"],
     "nvidiaCDIHookPath": to_value("driver", "cdiHook"),
     "altProcDevices": unless_empty((LOST, "the host's /proc/devices is read")),
-    **dict.fromkeys(OVERRIDES, unless_empty((LOST, _HELM))),
+    **dict.fromkeys(plugin_config.OVERRIDES, unless_empty((LOST, _HELM))),
     "gpuResourcesEnabledOverride": (CARRIED, "not needed: this chart is for GPUs"),
     "allowDefaultNamespace": (LOST, _HELM),
     "resourceApiVersion": unless_empty((CHANGED, "resource.k8s.io/v1 is used")),
@@ -214,11 +202,11 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "controller": (LOST, _DOMAINS),
     "kubeletPlugin.metrics": (CHANGED, "metrics are at port 8080, /metrics"),
     "kubeletPlugin.priorityClassName": to_value("node", "priorityClassName"),
-    "kubeletPlugin.updateStrategy": SURGE,
+    "kubeletPlugin.updateStrategy": plugin_config.SURGE,
     "kubeletPlugin.podAnnotations": to_value("node", "podAnnotations"),
     "kubeletPlugin.podSecurityContext": unless_empty((LOST, _TEMPLATE)),
     "kubeletPlugin.nodeSelector": unless_empty((LOST, "copy its labels to nodes.selector of the chart's values")),
-    "kubeletPlugin.tolerations": TOLERATED,
+    "kubeletPlugin.tolerations": plugin_config.TOLERATED,
     "kubeletPlugin.kubeletRegistrarDirectoryPath": _kubelet_folder("/plugins_registry"),
     "kubeletPlugin.kubeletPluginsDirectoryPath": _kubelet_folder("/plugins"),
     "kubeletPlugin.containers.computeDomains": (LOST, _DOMAINS),
@@ -226,6 +214,6 @@ DRA_DRIVER_VALUES: Final[Rules] = {
     "kubeletPlugin.affinity": (CHANGED, "nodes.gpuLabels of the chart lists the labels of GPU nodes"),
     "kubeletPlugin.networkPolicy.enabled": to_value("networkPolicy", "enabled"),
     "maskNvidiaDriverParams": (CARRIED, "NVIDIA's CDI hook masks the driver's parameters in containers"),
-    "global": NOT_USED,
+    "global": plugin_config.NOT_USED,
 }
 DRA_DRIVER_KEYS: Final = {"gpuResourcesEnabledOverride", "kubeletPlugin", "nvidiaCDIHookPath", "altProcDevices"}

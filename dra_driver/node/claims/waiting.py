@@ -17,23 +17,13 @@ from typing import Protocol
 
 from msgspec import Struct, field
 
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    DeviceInUseError,
-    DraError,
-    DriverUnavailableError,
-    FabricNotReadyError,
-    GpuBusyError,
-    RetryableError,
-    ServerBusyError,
-    StorageError,
-)
+from dra_driver.core import errors
 from dra_driver.core.files import lock_file
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 
 
-class PreparesPausedError(RetryableError):
+class PreparesPausedError(errors.RetryableError):
     """New prepares are paused; the message says at whose request and how the pause ends."""
 
 
@@ -96,11 +86,11 @@ LONGEST_PAUSE_S = 1.0
 ANSWER_S = 2.0
 
 
-class ClaimBusyError(RetryableError):
+class ClaimBusyError(errors.RetryableError):
     """Another call or process is working on the same claim."""
 
 
-class GpuLockedError(RetryableError):
+class GpuLockedError(errors.RetryableError):
     """Another call or process is working on a GPU of the claim."""
 
 
@@ -134,22 +124,26 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
         left_s = self.call_s if within_s is None else min(self.call_s, max(0.0, within_s - ANSWER_S))
         return CallBudget(started=now, deadline=now + left_s)
 
-    def pause_left_s(self, error: DraError, budget: CallBudget, now: float) -> float:
+    def pause_left_s(self, error: errors.DraError, budget: CallBudget, now: float) -> float:
         """The longest pause before another attempt that still ends in time; 0 or less for none."""
         return min(budget.started + self.limit_s(error), budget.deadline - self.read_s) - now
 
-    def limit_s(self, error: DraError) -> float:
+    def limit_s(self, error: errors.DraError) -> float:
         """Seconds to wait for ``error`` to pass; 0 when it does not pass automatically."""
         match error:
             case (
-                ApiUnreachableError() | ServerBusyError() | ClaimBusyError() | GpuLockedError() | PreparesPausedError()
+                errors.ApiUnreachableError()
+                | errors.ServerBusyError()
+                | ClaimBusyError()
+                | GpuLockedError()
+                | PreparesPausedError()
             ):
                 return self.call_s
-            case DeviceInUseError() | GpuBusyError():
+            case errors.DeviceInUseError() | errors.GpuBusyError():
                 return min(self.in_use_s, self.call_s)
-            case FabricNotReadyError():
+            case errors.FabricNotReadyError():
                 return min(self.fabric_s, self.call_s)
-            case DriverUnavailableError():
+            case errors.DriverUnavailableError():
                 return min(self.driver_s, self.call_s)
             case _:
                 return 0.0
@@ -284,7 +278,7 @@ class GpuLocks:
         except BlockingIOError:
             return None
         except OSError as error:
-            raise StorageError(
+            raise errors.StorageError(
                 f"cannot lock GPU {gpu} with {path}: {(error.strerror or str(error)).lower()}; "
                 "check the plugin directory's path, permissions and free space"
             ) from error

@@ -30,22 +30,12 @@ from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage
 from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWriter, UsageGpus
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
+from dra_driver.node.usage import watchdog
 from dra_driver.node.usage.answers import Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
 from dra_driver.node.usage.sources import Look, Unread
 from dra_driver.node.usage.values import JoinedUsage
-from dra_driver.node.usage.watchdog import (
-    ForeignState,
-    IdleState,
-    WatchdogState,
-    claim_uses,
-    idle_s,
-    share_uses,
-    watch,
-    watch_idle,
-    watch_unattributed,
-)
 
 log = logging.getLogger(__name__)
 
@@ -86,9 +76,9 @@ class Observer:
         self._clock, self._now = clock, now
         self._last_s: float | None = None
         self._ledger = UsageLedger()
-        self._watchdog: WatchdogState = {}
-        self._foreign: ForeignState = {}
-        self._idle: IdleState = {}
+        self._watchdog: watchdog.WatchdogState = {}
+        self._foreign: watchdog.ForeignState = {}
+        self._idle: watchdog.IdleState = {}
 
     def look(self) -> LookResult:
         """One sample; takes as long as the driver, /proc and the kubelet do."""
@@ -124,12 +114,12 @@ class Observer:
         )
 
     def _judge(self, joined: JoinedUsage) -> tuple[Judged, UsageFindings]:
-        shares, claims = share_uses(joined), claim_uses(joined)
+        shares, claims = watchdog.share_uses(joined), watchdog.claim_uses(joined)
         elapsed_s, at = joined.elapsed_s, joined.at
-        self._watchdog, over = watch(self._watchdog, shares, elapsed_s, at)
-        self._foreign, unattributed = watch_unattributed(self._foreign, joined.gpus, elapsed_s, at)
-        self._idle, idle = watch_idle(self._idle, claims, elapsed_s, at)
-        known = {use.claim.uid: idle_s(self._idle, use.claim.uid, use.used) for use in claims}
+        self._watchdog, over = watchdog.watch(self._watchdog, shares, elapsed_s, at)
+        self._foreign, unattributed = watchdog.watch_unattributed(self._foreign, joined.gpus, elapsed_s, at)
+        self._idle, idle = watchdog.watch_idle(self._idle, claims, elapsed_s, at)
+        known = {use.claim.uid: watchdog.idle_s(self._idle, use.claim.uid, use.used) for use in claims}
         judged = Judged(
             idle_s={uid: seconds for uid, seconds in known.items() if seconds is not None},
             over_bytes={

@@ -20,16 +20,7 @@ from dra_driver.core._pb.podresources_v1 import api_pb2 as pb
 from dra_driver.core.model.usage_findings import MAX_COMMAND
 from dra_driver.core.text import printable
 from dra_driver.core.unix_grpc import CallError, Peer, Service
-from dra_driver.node.usage.sources import (
-    MAX_LINKS,
-    ClaimedDevice,
-    LogIndex,
-    PodClaims,
-    ProcessFacts,
-    Unread,
-    index,
-    place_of,
-)
+from dra_driver.node.usage import sources
 
 MAX_BYTES: Final = 16 * 1024
 FRESH_S: Final = 60.0
@@ -40,7 +31,7 @@ _SLACK_S: Final = 2 / _TICKS
 
 class _Known(Struct, frozen=True):
     start: int
-    facts: ProcessFacts
+    facts: sources.ProcessFacts
     until_s: float
 
 
@@ -56,11 +47,11 @@ class ProcReader:
         self._root, self._clock = root, clock
         self._known: dict[int, _Known] = {}
 
-    def read(self, pids: Collection[int], listed_s: float) -> Mapping[int, ProcessFacts] | Unread:
+    def read(self, pids: Collection[int], listed_s: float) -> Mapping[int, sources.ProcessFacts] | sources.Unread:
         """The facts of processes that live and began before ``listed_s`` (of `since_boot_s`), when the driver listed
         them: one that began later has the PID of a process that ended."""
         if not Path(self._root, "self").is_symlink() and not Path(self._root, "1").is_dir():
-            return Unread(reason=f"{self._root} is no /proc: mount the host's and set --proc-dir (PROC_DIR)")
+            return sources.Unread(reason=f"{self._root} is no /proc: mount the host's and set --proc-dir (PROC_DIR)")
         now_s = self._clock()
         found = {pid: known for pid in sorted(set(pids)) if (known := self._process(pid, listed_s, now_s)) is not None}
         self._known = found
@@ -84,7 +75,7 @@ class ProcReader:
         again = self._stat(pid)
         if cgroup is None or again is None or again[0] != start:
             return None
-        return _Known(start, ProcessFacts(command=command, place=place_of(cgroup)), now_s + FRESH_S)
+        return _Known(start, sources.ProcessFacts(command=command, place=sources.place_of(cgroup)), now_s + FRESH_S)
 
     def _stat(self, pid: int) -> tuple[int, str] | None:
         """The start, in ticks since boot, and the program."""
@@ -112,17 +103,17 @@ class LogLinks:
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._seen: tuple[int, int] | None = None
-        self._index = index(())
+        self._index = sources.index(())
 
-    def read(self) -> LogIndex | Unread:
+    def read(self) -> sources.LogIndex | sources.Unread:
         try:
             status = os.stat(self._folder)  # noqa: PTH116 - once per sample
             seen = (status.st_ino, status.st_mtime_ns)
             if seen != self._seen:
-                self._index, self._seen = index(self._links()), seen
+                self._index, self._seen = sources.index(self._links()), seen
         except OSError as error:
             self._seen = None
-            return Unread(
+            return sources.Unread(
                 reason=f"the kubelet's links to logs in {self._folder} cannot be listed: {error.strerror}; mount the "
                 "folder read-only and set --log-dir (LOG_DIR)"
             )
@@ -132,7 +123,7 @@ class LogLinks:
         found: list[tuple[str, str]] = []
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if len(found) < MAX_LINKS and entry.name.endswith(".log"):
+                if len(found) < sources.MAX_LINKS and entry.name.endswith(".log"):
                     try:
                         found.append((entry.name, os.readlink(entry.path)))  # noqa: PTH115 - hundreds of them
                     except OSError:  # no link, or it has gone
@@ -158,7 +149,7 @@ class PodResourcesReader:
             self._peer.close()
             self._peer = None
 
-    def read(self) -> PodClaims | Unread:
+    def read(self) -> sources.PodClaims | sources.Unread:
         """The devices of each container; waits at most ``call_s`` seconds."""
         if not Path(self._path).exists():
             return self._unread("the socket does not exist")
@@ -170,16 +161,16 @@ class PodResourcesReader:
             return self._unread(str(error))
         return claims_of(answer, self._driver)
 
-    def _unread(self, why: str) -> Unread:
-        return Unread(
+    def _unread(self, why: str) -> sources.Unread:
+        return sources.Unread(
             reason=f"cannot read which containers have which claims from the kubelet at {self._path}: {why}; mount the "
             "directory of the socket and set --pod-resources-socket (POD_RESOURCES_SOCKET)"
         )
 
 
-def claims_of(answer: pb.ListPodResourcesResponse, driver: str) -> PodClaims:
+def claims_of(answer: pb.ListPodResourcesResponse, driver: str) -> sources.PodClaims:
     """The devices of this driver in the kubelet's answer, by pod and container."""
-    found: dict[tuple[str, str], dict[str, tuple[ClaimedDevice, ...]]] = {}
+    found: dict[tuple[str, str], dict[str, tuple[sources.ClaimedDevice, ...]]] = {}
     for pod in answer.pod_resources[:MAX_PODS]:
         containers = {container.name: tuple(_devices(container, driver)) for container in pod.containers}
         if any(containers.values()):
@@ -187,9 +178,9 @@ def claims_of(answer: pb.ListPodResourcesResponse, driver: str) -> PodClaims:
     return found
 
 
-def _devices(container: pb.ContainerResources, driver: str) -> list[ClaimedDevice]:
+def _devices(container: pb.ContainerResources, driver: str) -> list[sources.ClaimedDevice]:
     return [
-        ClaimedDevice(
+        sources.ClaimedDevice(
             namespace=claim.claim_namespace,
             claim=claim.claim_name,
             pool=device.pool_name,

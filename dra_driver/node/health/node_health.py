@@ -12,17 +12,9 @@ from dra_driver.core.errors import StorageError
 from dra_driver.core.model.health import HealthCause, HealthCondition, HealthEvent, HealthReading
 from dra_driver.core.model.health_rules import DEFAULT_RULES, HealthRules
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.node.health import machine
 from dra_driver.node.health.conditions import HealthStatus, Statistics, conditions, unmonitored
 from dra_driver.node.health.fault import MOST_GPUS, FaultKey, Faults, HealthRecord
-from dra_driver.node.health.machine import (
-    Moment,
-    after_boot,
-    after_events,
-    after_instances,
-    after_reading,
-    after_repair,
-    after_time,
-)
 from dra_driver.node.health.storage import HealthFile, merged_records, same_boot, until
 
 log = logging.getLogger(__name__)
@@ -99,7 +91,7 @@ class NodeHealth:
                 of_gpu.setdefault(event.gpu_uuid, []).append(self._placed(event))
             for gpu, found in of_gpu.items():
                 faults, at = self._known(gpu)
-                self._put(gpu, after_events(faults, found, at))
+                self._put(gpu, machine.after_events(faults, found, at))
                 self._unsaved_seen = True
             changed = self._refresh()
         self._save_when_due()
@@ -111,7 +103,7 @@ class NodeHealth:
         with self._lock:
             for reading in readings:
                 faults, at = self._known(reading.gpu_uuid)
-                self._put(reading.gpu_uuid, after_reading(faults, reading, at))
+                self._put(reading.gpu_uuid, machine.after_reading(faults, reading, at))
             now = self._wall_clock()
             before = self._unmonitored
             self._unmonitored = {
@@ -133,7 +125,7 @@ class NodeHealth:
             for gpu, ids in existing.items():
                 faults, at = self._known(gpu)
                 existed, self._instances[gpu] = self._instances.get(gpu), frozenset(ids)
-                self._put(gpu, after_instances(faults, {*ids, *_not_listed_yet(faults, existed, at)}, at))
+                self._put(gpu, machine.after_instances(faults, {*ids, *_not_listed_yet(faults, existed, at)}, at))
             changed = self._refresh()
         self._save_when_due()
         return changed
@@ -143,7 +135,7 @@ class NodeHealth:
         whether ``conditions`` changed."""
         with self._lock:
             faults, at = self._known(gpu)
-            self._put(gpu, after_repair(faults, at))
+            self._put(gpu, machine.after_repair(faults, at))
             changed = self._refresh()
         self._save_when_due()
         return changed
@@ -155,7 +147,7 @@ class NodeHealth:
         with self._lock:
             for gpu in self._gpus:
                 faults, at = self._known(gpu)
-                self._put(gpu, after_time(faults, at))
+                self._put(gpu, machine.after_time(faults, at))
             changed = self._refresh()
         self._save_when_due()
         return changed
@@ -204,7 +196,7 @@ class NodeHealth:
             saved = until(record, self._clock(), self._wall_clock())
             for gpu, faults in saved.gpus.items():
                 _, at = self._known(gpu)
-                self._put(gpu, after_time(faults if same else after_boot(faults, at), at))
+                self._put(gpu, machine.after_time(faults if same else machine.after_boot(faults, at), at))
             self._unsaved = not same
             self._refresh()
         self._save_when_due()
@@ -215,7 +207,7 @@ class NodeHealth:
             return event
         return HealthEvent(kind=event.kind, gpu_uuid=event.gpu_uuid, xid=event.xid, count=event.count)
 
-    def _known(self, gpu: GpuUuid) -> tuple[Faults, Moment]:
+    def _known(self, gpu: GpuUuid) -> tuple[Faults, machine.Moment]:
         return self._gpus.get(gpu, {}), self._moment(gpu)
 
     def _put(self, gpu: GpuUuid, after: Faults) -> None:
@@ -227,8 +219,10 @@ class NodeHealth:
             self._unsaved = True
             self._statistics.count_ends(gpu, before, after)
 
-    def _moment(self, gpu: GpuUuid) -> Moment:
-        return Moment(clock=self._clock(), wall=self._wall_clock(), rules=self._rules(gpu), longest_calm_s=self._calm_s)
+    def _moment(self, gpu: GpuUuid) -> machine.Moment:
+        return machine.Moment(
+            clock=self._clock(), wall=self._wall_clock(), rules=self._rules(gpu), longest_calm_s=self._calm_s
+        )
 
     def _refresh(self) -> bool:
         """Derive conditions and states. The lock is held."""
@@ -289,7 +283,7 @@ class NodeHealth:
         return HealthRecord(boot_id=self._boot_id, gpus=dict(self._gpus), forgotten=dict(self._forgotten))
 
 
-def _not_listed_yet(faults: Faults, existed: Collection[int] | None, at: Moment) -> set[int]:
+def _not_listed_yet(faults: Faults, existed: Collection[int] | None, at: machine.Moment) -> set[int]:
     """Instances with new errors that did not exist at the last read of the GPU; none before the first read."""
     if existed is None:
         return set()

@@ -22,31 +22,21 @@ from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.gpu_node import NodePolicy, PolicyOrigin, PolicyState
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Terms, Use, terms_of
+from dra_driver.node.policy import policy_set
 from dra_driver.node.policy.folder import Print, fingerprint, read_folder
-from dra_driver.node.policy.policy_set import (
-    PolicyObject,
-    PolicySet,
-    ReadObject,
-    RefusedSetError,
-    load_set,
-    merge,
-    read_objects,
-    read_set,
-    save_set,
-)
 from dra_driver.node.policy.resolve import agree, closed, matches, resolve, survey
 
 log = logging.getLogger(__name__)
 
-_NOTHING = PolicySet()
+_NOTHING = policy_set.PolicySet()
 
 
 class PolicySets(Struct, frozen=True, kw_only=True):
     """The newest valid set (None without one), the one in force, and why the newest is not. ``refused`` has problems of
     objects by name."""
 
-    newest: PolicySet | None
-    in_force: PolicySet | None
+    newest: policy_set.PolicySet | None
+    in_force: policy_set.PolicySet | None
     problem: str | None
     refused: Mapping[str, str]
 
@@ -60,7 +50,7 @@ def policy_outcomes(
     applied, the last good one decides which policy is in force: a policy that is equal in both stays in force, although
     it may conflict with a newer one, and so does a deleted one.
     """
-    good = found.in_force or PolicySet()
+    good = found.in_force or policy_set.PolicySet()
     newest = found.newest if found.newest is not None else good
     named = {policy.name for policy in newest.policies}
     generations = {name: value for name, value in (good.generations or {}).items() if name not in named}
@@ -115,7 +105,7 @@ class _Rank(Struct, frozen=True):
         return policy.name in self.first and self.agree is agreed
 
 
-def _ranks(policies: PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
+def _ranks(policies: policy_set.PolicySet, snapshot: Snapshot, node_name: str) -> Mapping[GpuUuid, _Rank]:
     ranks = {}
     for gpu in snapshot.gpus:
         matching = [policy for policy in policies.policies if matches(policy.select, gpu, node_name)]
@@ -136,7 +126,7 @@ class Objects(Protocol):
     def problem(self) -> str | None: ...
     @property
     def is_absent(self) -> bool: ...
-    def current(self) -> tuple[PolicyObject, ...] | None: ...
+    def current(self) -> tuple[policy_set.PolicyObject, ...] | None: ...
 
 
 class PolicySource:
@@ -153,9 +143,11 @@ class PolicySource:
         self._lock = threading.Lock()  # guards everything below
         self._seen: Print | None = None
         self._seen_objects: tuple[object, bool] = (None, False)
-        self._newest: PolicySet | None = _NOTHING if has_none else None  # valid, not checked for conflicts yet
-        self._good: PolicySet | None = _NOTHING if has_none else None
-        self._saved: PolicySet | None = None
+        self._newest: policy_set.PolicySet | None = (
+            _NOTHING if has_none else None
+        )  # valid, not checked for conflicts yet
+        self._good: policy_set.PolicySet | None = _NOTHING if has_none else None
+        self._saved: policy_set.PolicySet | None = None
         self._is_waiting = objects is not None  # for the first answer of the API server, with nothing to go by
         self._unreadable: str | None = None
         self._refused: Mapping[str, str] = {}  # why, by names of objects
@@ -200,7 +192,7 @@ class PolicySource:
             return
         with self._lock:
             try:
-                self._good = self._saved = load_set(self._file)
+                self._good = self._saved = policy_set.load_set(self._file)
             except DraError as error:
                 log.warning("cannot use the saved policies", extra={"reason": error})
             self._read()
@@ -256,7 +248,7 @@ class PolicySource:
             self._conflict = "; ".join(conflicts[:3])
         return terms
 
-    def _adopt(self, found: PolicySet) -> None:
+    def _adopt(self, found: policy_set.PolicySet) -> None:
         if found != self._good:
             names = ", ".join(sorted(policy.name for policy in found.policies)[:20])
             log.info("policies in force", extra={"count": len(found.policies), "policies": names})
@@ -266,9 +258,9 @@ class PolicySource:
             return
         self._save(found)
 
-    def _save(self, found: PolicySet) -> None:
+    def _save(self, found: policy_set.PolicySet) -> None:
         try:
-            save_set(self._file, found)
+            policy_set.save_set(self._file, found)
         except StorageError as error:
             self._unsaved = f"the policies in force cannot be saved for the next start: {error}"
         else:
@@ -287,26 +279,28 @@ class PolicySource:
         objects = self._known_objects()
         self._is_waiting = self._objects is not None and objects is None and self._good is None
         try:
-            files = read_set(read_folder(self._folder)) if self._folder is not None else _NOTHING
-            self._newest = files if self._objects is None else merge(files, objects) if objects is not None else None
+            files = policy_set.read_set(read_folder(self._folder)) if self._folder is not None else _NOTHING
+            self._newest = (
+                files if self._objects is None else policy_set.merge(files, objects) if objects is not None else None
+            )
         except ConfigurationError as error:
             self._newest = None
             self._unreadable = str(error)
-            if isinstance(error, RefusedSetError):
+            if isinstance(error, policy_set.RefusedSetError):
                 self._refused = error.reasons
         else:
             self._unreadable = None
         self._conflict = None
 
-    def _known_objects(self) -> list[ReadObject] | None:
+    def _known_objects(self) -> list[policy_set.ReadObject] | None:
         """None while objects are unknown."""
         listed, is_absent = self._seen_objects
         if isinstance(listed, tuple):
-            return read_objects(listed)
+            return policy_set.read_objects(listed)
         if self._good is not None and self._good.generations is not None:
             named = {item["metadata"]["name"]: item for item in self._good.written}
             return [
-                ReadObject(name=name, generation=generation, written=named[name])
+                policy_set.ReadObject(name=name, generation=generation, written=named[name])
                 for name, generation in self._good.generations.items()
                 if name in named
             ]

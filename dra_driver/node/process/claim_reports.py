@@ -14,17 +14,7 @@ from typing import Final, TypeGuard
 from msgspec import to_builtins
 
 from dra_driver.config.settings import NodeSettings
-from dra_driver.core.errors import (
-    ApiUnreachableError,
-    ConflictError,
-    DraError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-    ServerBusyError,
-    StorageError,
-)
+from dra_driver.core import errors
 from dra_driver.core.files import replace_file
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
@@ -166,7 +156,7 @@ class ClaimStatus:
             if not self._may_write():
                 return None if self._refused else RETRY_S
             left = self._write_all(self._health) if self._health is not None else None
-        except DraError as error:
+        except errors.DraError as error:
             self._fail(str(error))
             return RETRY_S
         if left is None:
@@ -208,15 +198,15 @@ class ClaimStatus:
         """Return whether the claim needs no retry."""
         try:
             stored = self._rest.apply(f"{paths.resource_claim(ref.namespace, ref.name)}/status", body, MANAGER)
-        except (NotFoundError, ConflictError):
+        except (errors.NotFoundError, errors.ConflictError):
             return True  # the claim is deleted, or another one has its name
-        except InvalidObjectError as error:  # no longer allocated, as after a forced deletion; continue
+        except errors.InvalidObjectError as error:  # no longer allocated, as after a forced deletion; continue
             log.info("API server refused the status of a claim", extra={"claim": str(ref), "reason": error})
             return True
-        except (ApiUnreachableError, ServerBusyError) as error:
+        except (errors.ApiUnreachableError, errors.ServerBusyError) as error:
             log.info("cannot write the status of a claim; will retry", extra={"claim": str(ref), "reason": error})
             return False
-        except KubernetesApiError as error:
+        except errors.KubernetesApiError as error:
             self._fail(f"the status of claims is not written: {error}; see docs/health.md for the required permissions")
             return False
         status = stored.get("status")
@@ -346,17 +336,17 @@ class ClaimEvents:
                 if self.worker.is_stopping:
                     return
                 self._tell_claim(ref, notice)
-        except (StorageError, ApiUnreachableError) as error:
+        except (errors.StorageError, errors.ApiUnreachableError) as error:
             log.warning("cannot record claim events", extra={"condition": notice.message, "reason": error})
 
     def _tell_claim(self, ref: ClaimRef, notice: Notice | ClaimNotice) -> None:
         try:
             document = self._rest.get(paths.resource_claim(ref.namespace, ref.name))
-        except NotFoundError:
+        except errors.NotFoundError:
             return
-        except ApiUnreachableError:
+        except errors.ApiUnreachableError:
             raise  # the next claims would fail too
-        except KubernetesApiError as error:
+        except errors.KubernetesApiError as error:
             log.warning("cannot record an event on a claim", extra={"claim": str(ref), "reason": error})
             return
         for about in reported_objects(ref, document):
@@ -370,10 +360,10 @@ class Refusals:
     def __init__(self) -> None:
         self._said = False
 
-    def __call__(self, reason: str, error: KubernetesApiError) -> None:
-        if isinstance(error, NotFoundError) or TERMINATING in str(error):
+    def __call__(self, reason: str, error: errors.KubernetesApiError) -> None:
+        if isinstance(error, errors.NotFoundError) or TERMINATING in str(error):
             log.debug("no event: its namespace is being deleted", extra={"reason": reason, "error": str(error)})
-        elif not isinstance(error, ForbiddenError):
+        elif not isinstance(error, errors.ForbiddenError):
             log.warning("event on a claim not written; dropped", extra={"reason": reason, "error": str(error)})
         elif not self._said:
             self._said = True

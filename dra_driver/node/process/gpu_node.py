@@ -20,16 +20,8 @@ from dra_driver import __version__
 from dra_driver.config.policy import API_VERSION
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.status import NODE_KIND, node_status, node_status_of
+from dra_driver.core import errors
 from dra_driver.core.backoff import Backoff
-from dra_driver.core.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    DraError,
-    ForbiddenError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-)
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.gpu_node import (
@@ -118,17 +110,17 @@ class GpuNodeKeeper:
             if wanted is None:
                 return RETRY_S
             wait_s = self._settle(wanted)
-        except NotFoundError as error:
+        except errors.NotFoundError as error:
             log.info("API server does not serve GpuNodes; continuing without", extra={"reason": error})
             self._problem, self._written = None, None
             return self._later.next_s()
-        except (ConflictError, AlreadyExistsError) as error:
+        except (errors.ConflictError, errors.AlreadyExistsError) as error:
             log.info("GpuNode no longer exists; creating it again", extra={"reason": error})
             return PAUSE_S
-        except (ForbiddenError, InvalidObjectError) as error:
+        except (errors.ForbiddenError, errors.InvalidObjectError) as error:
             self._fail(f"cannot write the GpuNode: {error}; see docs/operations.md for the required permissions")
             return self._later.next_s()
-        except DraError as error:
+        except errors.DraError as error:
             log.info("cannot write the GpuNode; will retry", extra={"reason": error})
             return RETRY_S
         self._problem = None
@@ -167,7 +159,7 @@ class GpuNodeKeeper:
     def _stored(self) -> GpuNodeStatus | None:
         try:
             found = self._rest.get(paths.gpu_nodes(self._name))
-        except NotFoundError:
+        except errors.NotFoundError:
             self._is_left_behind = False
             return None  # the object or the kind is missing: creating it shows which
         metadata = found.get("metadata")
@@ -187,7 +179,7 @@ class GpuNodeKeeper:
         path = f"{paths.gpu_nodes(self._name)}/status"
         try:
             self._rest.apply(path, body, MANAGER)
-        except NotFoundError:
+        except errors.NotFoundError:
             self._create()
             self._rest.apply(path, body, MANAGER)
         self._written_at = self._clock()
@@ -196,7 +188,9 @@ class GpuNodeKeeper:
     def _create(self) -> None:
         uid = self._owner()
         if not uid:
-            raise KubernetesApiError(f"cannot create the GpuNode: its owner, Node {self._name}, has not been read yet")
+            raise errors.KubernetesApiError(
+                f"cannot create the GpuNode: its owner, Node {self._name}, has not been read yet"
+            )
         owner = {"apiVersion": "v1", "kind": "Node", "name": self._name, "uid": uid}
         metadata = {"name": self._name, "ownerReferences": [owner]}
         self._rest.create(paths.gpu_nodes(), {"apiVersion": API_VERSION, "kind": NODE_KIND, "metadata": metadata})

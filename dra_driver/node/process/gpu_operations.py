@@ -27,14 +27,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.errors import (
-    CommandError,
-    DeviceLostError,
-    DraError,
-    GpuBusyError,
-    HardwareError,
-    StorageError,
-)
+from dra_driver.core import errors
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.gpu_operation import (
     DONE_EVENT,
@@ -244,14 +237,14 @@ class GpuOperations:
             return self._advance(gpu, record)
         except _StoppedError:
             return LOOK_S
-        except HardwareError as error:
+        except errors.HardwareError as error:
             self._note(gpu, str(error))
             if gpu in self._resumes and self._resume_ends():
                 self._resumes.discard(gpu)
                 self._save(gpu, replace(record, step=Step.UNDOING, problem=f"after a restart: {error}"))
         except _FailedError as error:
             self._undo_or_end(gpu, self._records.get(gpu, record), str(error))
-        except StorageError as error:
+        except errors.StorageError as error:
             self._note(gpu, str(error))
             return REST_S
         return LOOK_S
@@ -323,7 +316,7 @@ class GpuOperations:
         try:
             terms = tools.terms()
             readings = tools.readings() if any(each.health.resets_when_free for each in terms.values()) else ()
-        except DraError:  # detached, or nothing was read yet
+        except errors.DraError:  # detached, or nothing was read yet
             return False
         asked = {
             uuid: wanted
@@ -363,7 +356,7 @@ class GpuOperations:
         record = replace(record, old=gpu.mig_enabled, needed=asks_for_reset(self._reading(uuid)), fabric=fabric)
         try:
             refused = self._why_refused(gpu, record)
-        except HardwareError as error:
+        except errors.HardwareError as error:
             refused = str(error)
         if refused is None and gpu.mig_enabled == record.operation.mig_mode and not record.number:
             return False
@@ -496,7 +489,7 @@ class GpuOperations:
         with self._locked(gpu), tools.exporter_closed():
             try:
                 answer = tools.control.request_mig_mode(gpu, wanted)
-            except HardwareError as error:
+            except errors.HardwareError as error:
                 raise _FailedError(str(error)) from error
         found = tools.inventory.current().gpu_by_uuid(gpu)
         if answer is ModeAnswer.DONE:
@@ -530,17 +523,17 @@ class GpuOperations:
                 try:
                     self._reset_once(gpu)
                     break
-                except GpuBusyError as error:
+                except errors.GpuBusyError as error:
                     if left is None:
                         raise _FailedError(str(error)) from error
                     if self._stopping.wait(self._tools.busy_s):
                         raise _StoppedError from error
-        except CommandError as error:
+        except errors.CommandError as error:
             if error.reason == TIMEOUT:
                 self._block(gpu, record, f"{REBOOT} {error}")
                 return
             raise _FailedError(str(error)) from error
-        except HardwareError as error:
+        except errors.HardwareError as error:
             raise _FailedError(str(error)) from error
         finally:
             self._detach = None
@@ -564,7 +557,7 @@ class GpuOperations:
             return ""
         try:
             persistence.switch(gpu, True)
-        except HardwareError as error:
+        except errors.HardwareError as error:
             log.warning("cannot restore persistence mode", extra={"gpu": gpu, "reason": error})
             return f"; persistence mode is off, and was on before: run nvidia-smi -pm 1 -i {gpu} on the node"
         return ""
@@ -572,9 +565,11 @@ class GpuOperations:
     def _reset_once(self, gpu: GpuUuid) -> None:
         holders = self._tools.holders(gpu)
         if holders is None:
-            raise GpuBusyError("the node's processes cannot be listed, so that the GPU may be open in one of them")
+            raise errors.GpuBusyError(
+                "the node's processes cannot be listed, so that the GPU may be open in one of them"
+            )
         if holders:
-            raise GpuBusyError(f"the GPU is open in {'; '.join(holders)}")
+            raise errors.GpuBusyError(f"the GPU is open in {'; '.join(holders)}")
         with self._locked(gpu):
             self._tools.reset(gpu, RESET_S)
 
@@ -618,7 +613,7 @@ class GpuOperations:
             self._tools.inventory.refresh()
             try:
                 lacks = look()
-            except DraError as error:
+            except errors.DraError as error:
                 lacks = str(error)
             return lacks is None
 
@@ -628,7 +623,7 @@ class GpuOperations:
     def _reading(self, gpu: GpuUuid) -> HealthReading | None:
         try:
             return reading_of(self._tools.readings(), gpu)
-        except DraError:
+        except errors.DraError:
             return None
 
     def _lacking(self, gpu: GpuUuid, record: OperationRecord) -> str | None:
@@ -677,9 +672,9 @@ class GpuOperations:
             with self._locked(gpu), tools.exporter_closed():
                 tools.control.request_mig_mode(gpu, old)
                 modes = tools.control.mig_modes(gpu)
-        except DeviceLostError as error:
+        except errors.DeviceLostError as error:
             raise _FailedError(f"{REBOOT} {error}") from error
-        except HardwareError as error:
+        except errors.HardwareError as error:
             raise _FailedError(str(error)) from error
         if modes.current is not old or not modes.is_settled:
             raise _FailedError(f"the next reset or reboot switches MIG mode {'on' if modes.pending else 'off'}")
@@ -700,7 +695,7 @@ class GpuOperations:
         self._note(gpu, record.problem)
         try:
             modes = None if wanted is None else tools.control.mig_modes(gpu)
-        except DraError:
+        except errors.DraError:
             modes = None
         rebooted = self._was_rebooted(record)
         if not rebooted and (modes is None or not modes.is_settled):

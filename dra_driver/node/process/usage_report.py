@@ -20,18 +20,9 @@ from dra_driver.config.usage_findings import FILE, MAX_BYTES, RENEW_S, decode
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.files import ChangedFile
+from dra_driver.core.model import gpu_node
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.gpu_node import (
-    MAX_REPORTED,
-    MAX_TOLD_PODS,
-    NO_USAGE,
-    ReportedIdle,
-    ReportedOverGrant,
-    ReportedPod,
-    ReportedUnattributed,
-    ReportedUsage,
-)
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.model.usage_findings import IdleClaim, OverGrant, Unattributed, UsageFindings
@@ -130,7 +121,7 @@ class UsageEvents:
         self._tell, self._notify, self._clock = tell, notify, clock
         self._reported: dict[tuple[str, ...], float] = {}
 
-    def update(self, reported: ReportedUsage) -> None:
+    def update(self, reported: gpu_node.ReportedUsage) -> None:
         metrics.usage_findings.labels("over-grant").set(len(reported.over_grant))
         metrics.usage_findings.labels("idle").set(len(reported.idle))
         metrics.usage_findings.labels("unattributed").set(len(reported.unattributed))
@@ -146,7 +137,7 @@ class UsageEvents:
         self._reported = {key: at for key, at in self._reported.items() if key in found or now - at < QUIET_S}
 
 
-def _messages(reported: ReportedUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
+def _messages(reported: gpu_node.ReportedUsage) -> Iterator[tuple[tuple[str, ...], ClaimNotice]]:
     for over in reported.over_grant:
         claim = ClaimRef(namespace=over.namespace, name=over.claim, uid=ClaimUid(over.claim_uid))
         notice = ClaimNotice(claim=claim, reason=OVER_GRANT, message=_over_grant_text(over))
@@ -160,7 +151,7 @@ def _messages(reported: ReportedUsage) -> Iterator[tuple[tuple[str, ...], ClaimN
         yield (UNATTRIBUTED, foreign.gpu), notice
 
 
-def _over_grant_text(found: ReportedOverGrant) -> str:
+def _over_grant_text(found: gpu_node.ReportedOverGrant) -> str:
     processes = "1 process" if found.processes == 1 else f"{found.processes} processes"
     then = "Other claims on the GPU may run out of memory."
     if found.action is OverGrantAction.EVICT:
@@ -171,14 +162,14 @@ def _over_grant_text(found: ReportedOverGrant) -> str:
     )
 
 
-def _idle_text(found: ReportedIdle) -> str:
+def _idle_text(found: gpu_node.ReportedIdle) -> str:
     then = ""
     if found.action is IdleAction.RECLAIM:
         then = f" Its pods will be evicted after {found.after_min} more idle minutes."
     return f"Claim idle since {found.since}.{then} Delete pods that do not need the GPU."
 
 
-def _unattributed_text(found: ReportedUnattributed) -> str:
+def _unattributed_text(found: gpu_node.ReportedUnattributed) -> str:
     memory = f" with {found.memory}" if found.memory is not None else ""
     named = f" ({', '.join(found.commands)})" if found.commands else ""
     return (
@@ -203,10 +194,10 @@ class UsageReport:
         folder = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
         self._file, self._journal, self._clock, self._now = FindingsFile(folder, clock=clock), journal, clock, now
         self._events = UsageEvents(tell, notify=notify, clock=clock)
-        self._reported, self._checked_s, self._checked_at = NO_USAGE, 0.0, ""
+        self._reported, self._checked_s, self._checked_at = gpu_node.NO_USAGE, 0.0, ""
 
     @property
-    def reported(self) -> ReportedUsage:
+    def reported(self) -> gpu_node.ReportedUsage:
         """The usage for the GpuNode; the same value while nothing changed."""
         return self._reported
 
@@ -218,13 +209,13 @@ class UsageReport:
         """Take in the file. An unchanged file costs microseconds. Raises StorageError."""
         findings = self._file.look()
         if findings is None or findings.is_empty:
-            self._take(NO_USAGE)
+            self._take(gpu_node.NO_USAGE)
             return
         if self._clock() - self._checked_s >= CHECKED_S or not self._checked_at:
             self._checked_s, self._checked_at = self._clock(), rfc3339(self._now())
         self._take(validate_findings(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
-    def _take(self, reported: ReportedUsage) -> None:
+    def _take(self, reported: gpu_node.ReportedUsage) -> None:
         if reported != self._reported:
             self._reported = reported
         self._events.update(reported)
@@ -232,17 +223,17 @@ class UsageReport:
 
 def validate_findings(
     findings: UsageFindings, claims: Iterable[Entry], snapshot: Snapshot, terms: Terms, checked_at: str
-) -> ReportedUsage:
+) -> gpu_node.ReportedUsage:
     """The valid findings, each claim and GPU once, with ``checked_at`` if an eviction is requested."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
     over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
     idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _unattributed(each, snapshot)) for each in findings.unattributed)
-    reported = ReportedUsage(over_grant=over, idle=idle, unattributed=foreign)
+    reported = gpu_node.ReportedUsage(over_grant=over, idle=idle, unattributed=foreign)
     return replace(reported, checked_at=checked_at) if reported.asks else reported
 
 
-def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> ReportedOverGrant | None:
+def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> gpu_node.ReportedOverGrant | None:
     claim = _prepared(found.claim, prepared)
     shares = [each for each in _used(claim) if each.device == found.device]
     parts = [each.sharing.share for each in shares if each.sharing is not None]
@@ -250,16 +241,18 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
     if claim is None or not grants or len(grants) < len(shares):
         return None
     granted, rules = sum(grants), terms_of(terms, shares[0].gpu_uuid).usage
-    pods = tuple(ReportedPod(name=pod.name, uid=pod.uid) for pod in found.pods if pod.namespace == claim.ref.namespace)
+    pods = tuple(
+        gpu_node.ReportedPod(name=pod.name, uid=pod.uid) for pod in found.pods if pod.namespace == claim.ref.namespace
+    )
     if not pods or found.used_bytes <= granted + found.processes * rules.overhead_bytes:
         return None
     both = found.action is OverGrantAction.EVICT and rules.over_grant is OverGrantAction.EVICT
-    return ReportedOverGrant(
+    return gpu_node.ReportedOverGrant(
         namespace=claim.ref.namespace,
         claim=claim.ref.name,
         claim_uid=claim.ref.uid,
         gpu=found.device,
-        pods=pods[:MAX_TOLD_PODS],
+        pods=pods[: gpu_node.MAX_TOLD_PODS],
         used=_quantity(found.used_bytes),
         granted=_quantity(granted),
         processes=found.processes,
@@ -270,14 +263,14 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
     )
 
 
-def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> ReportedIdle | None:
+def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> gpu_node.ReportedIdle | None:
     claim = _prepared(found.claim, prepared)
     rules = [terms_of(terms, each.gpu_uuid).usage for each in _used(claim)]
     after_min = idle_after_min(rules)
     if claim is None or after_min is None:
         return None
     reclaims = all(each.idle is IdleAction.RECLAIM for each in rules)
-    return ReportedIdle(
+    return gpu_node.ReportedIdle(
         namespace=claim.ref.namespace,
         claim=claim.ref.name,
         claim_uid=claim.ref.uid,
@@ -287,11 +280,11 @@ def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> Repo
     )
 
 
-def _unattributed(found: Unattributed, snapshot: Snapshot) -> ReportedUnattributed | None:
+def _unattributed(found: Unattributed, snapshot: Snapshot) -> gpu_node.ReportedUnattributed | None:
     gpu = snapshot.gpu_by_uuid(GpuUuid(found.gpu_uuid))
     if gpu is None:
         return None
-    return ReportedUnattributed(
+    return gpu_node.ReportedUnattributed(
         gpu=gpu.device_name,
         processes=found.processes,
         memory=None if found.bytes_used is None else _quantity(found.bytes_used),
@@ -314,7 +307,7 @@ def _once(found: Iterable[tuple[_Key, _Reported | None]]) -> tuple[_Reported, ..
     """The first of each key, at most `MAX_REPORTED`."""
     kept: dict[_Key, _Reported] = {}
     for key, reported in found:
-        if reported is not None and key not in kept and len(kept) < MAX_REPORTED:
+        if reported is not None and key not in kept and len(kept) < gpu_node.MAX_REPORTED:
             kept[key] = reported
     return tuple(kept.values())
 

@@ -15,18 +15,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.errors import InvalidObjectError
 from dra_driver.kube.discovery import ServerVersion
-from dra_driver.kube.objects.resource import (
-    CapacityRequestPolicy,
-    Counter,
-    CounterSet,
-    Device,
-    DeviceAttribute,
-    DeviceCapacity,
-    DeviceCounterConsumption,
-    DeviceTaint,
-    ResourcePool,
-    ResourceSliceSpec,
-)
+from dra_driver.kube.objects import resource
 from dra_driver.kube.published.devices import memory_overhead
 from dra_driver.node.slices.api import SlicesApi
 from dra_driver.node.slices.diff import SliceBody
@@ -39,37 +28,39 @@ log = logging.getLogger(__name__)
 _SHARES_HIDE_COUNTERS = (1, 35)
 """The version whose scheduler counts whole devices alone (k8s.io/dynamic-resource-allocation, checkAvailableCounters in
 structured/internal/experimental/allocator_experimental.go). 1.34.9 and 1.36.2 also charge shares."""
-_ONE_COUNTER = {"memory": Counter(value="1")}
-_SET = CounterSet(name="canary", counters=_ONE_COUNTER)
-_CONSUMER = Device(
-    name="canary", consumes_counters=(DeviceCounterConsumption(counter_set="canary", counters=_ONE_COUNTER),)
+_ONE_COUNTER = {"memory": resource.Counter(value="1")}
+_SET = resource.CounterSet(name="canary", counters=_ONE_COUNTER)
+_CONSUMER = resource.Device(
+    name="canary", consumes_counters=(resource.DeviceCounterConsumption(counter_set="canary", counters=_ONE_COUNTER),)
 )
-_TWO_SHARES = CapacityRequestPolicy(default="2", valid_values=("1", "2"))
+_TWO_SHARES = resource.CapacityRequestPolicy(default="2", valid_values=("1", "2"))
 _CANARIES = {
-    "taints": Device(name="canary", taints=(DeviceTaint(key="canary", value="x", effect="NoSchedule"),)),
-    "taints_1_35": Device(
-        name="canary", taints=tuple(DeviceTaint(key=f"canary-{number}", effect="None") for number in range(5))
+    "taints": resource.Device(
+        name="canary", taints=(resource.DeviceTaint(key="canary", value="x", effect="NoSchedule"),)
     ),
-    "multi_allocation": Device(
+    "taints_1_35": resource.Device(
+        name="canary", taints=tuple(resource.DeviceTaint(key=f"canary-{number}", effect="None") for number in range(5))
+    ),
+    "multi_allocation": resource.Device(
         name="canary",
         allow_multiple_allocations=True,
-        capacity={"memory": DeviceCapacity(value="2", request_policy=_TWO_SHARES)},
+        capacity={"memory": resource.DeviceCapacity(value="2", request_policy=_TWO_SHARES)},
     ),
 }
 _OVERHEAD_FROM = (1, 37)
-_OVERHEAD = Device(name="canary", node_allocatable_resources={"memory": memory_overhead("1Mi")})
-_LIST = Device(name="canary", attributes={"canary": DeviceAttribute(ints=(0,))})
+_OVERHEAD = resource.Device(name="canary", node_allocatable_resources={"memory": memory_overhead("1Mi")})
+_LIST = resource.Device(name="canary", attributes={"canary": resource.DeviceAttribute(ints=(0,))})
 
 
 def probe(api: SlicesApi, driver: str, node: str, *, lists: bool = False, overhead: bool = False) -> ApiServerFeatures:
     """Query the API server, in up to six dry runs, and one each for ``lists`` and ``overhead``. Raises
     KubernetesApiError."""
 
-    def keeps(device: Device | None, counter_set: CounterSet | None = None) -> bool:
-        spec = ResourceSliceSpec(
+    def keeps(device: resource.Device | None, counter_set: resource.CounterSet | None = None) -> bool:
+        spec = resource.ResourceSliceSpec(
             driver=driver,
             node_name=node,  # admission policies bind a node's credentials to its own resource slices
-            pool=ResourcePool(name=f"{node}/{driver}/canary", generation=1, resource_slice_count=1),
+            pool=resource.ResourcePool(name=f"{node}/{driver}/canary", generation=1, resource_slice_count=1),
             devices=() if device is None else (device,),
             shared_counters=() if counter_set is None else (counter_set,),
         )

@@ -14,15 +14,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.model.usage_findings import Name, Time
 from dra_driver.core.wire import from_file
-from dra_driver.node.usage.values import (
-    MAX_CLAIMS,
-    MAX_DEVICES,
-    MAX_GPUS,
-    AssignedClaim,
-    AssignedGpu,
-    AssignedUse,
-    Assignments,
-)
+from dra_driver.node.usage import values
 
 VERSION: Final = 1
 FILE: Final = "assignments.json"
@@ -35,7 +27,7 @@ class _Claim(Struct, frozen=True, kw_only=True):
     name: Name
     uid: Name
     prepared: Time | None = None
-    devices: Annotated[tuple[AssignedUse, ...], Meta(max_length=MAX_DEVICES)] = ()
+    devices: Annotated[tuple[values.AssignedUse, ...], Meta(max_length=values.MAX_DEVICES)] = ()
 
 
 class _File(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -43,25 +35,25 @@ class _File(Struct, frozen=True, kw_only=True, rename="camel"):
     driver: Name
     process_started: Time
     detached: object = None
-    gpus: Annotated[tuple[AssignedGpu, ...], Meta(max_length=MAX_GPUS)] = ()
-    claims: Annotated[tuple[_Claim, ...], Meta(max_length=MAX_CLAIMS)] = ()
+    gpus: Annotated[tuple[values.AssignedGpu, ...], Meta(max_length=values.MAX_GPUS)] = ()
+    claims: Annotated[tuple[_Claim, ...], Meta(max_length=values.MAX_CLAIMS)] = ()
 
 
-def decode(content: bytes) -> Assignments:
+def decode(content: bytes) -> values.Assignments:
     """Decode the file. Raises ConfigurationError, with the reason, for other content."""
     file = from_file(_File, content, FILE, version=VERSION, max_bytes=MAX_BYTES)
     detached = None
     if file.detached is not None:
         reported = file.detached if isinstance(file.detached, str) else ""
         detached = reported[:_MAX_TEXT] or "for an unknown reason"
-    return Assignments(
+    return values.Assignments(
         node=file.node,
         driver=file.driver,
         process_started=_utc(file.process_started),
         detached=detached,
         gpus=file.gpus,
         claims=tuple(
-            AssignedClaim(
+            values.AssignedClaim(
                 ref=ClaimRef(namespace=each.namespace, name=each.name, uid=ClaimUid(each.uid)),
                 prepared=_utc(each.prepared),
                 devices=each.devices,

@@ -22,20 +22,8 @@ from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage, busiest
 from dra_driver.core.model.usage_findings import UsingPod
+from dra_driver.node.usage import values
 from dra_driver.node.usage.sources import LogIndex, Look, PodClaims, ProcessFacts, Unread
-from dra_driver.node.usage.values import (
-    AssignedGpu,
-    AssignedUse,
-    Assignments,
-    Basis,
-    ContainerRef,
-    DeviceUse,
-    GpuUse,
-    JoinedUsage,
-    Knows,
-    SeenProcess,
-    total,
-)
 
 HIDDEN_BYTES: Final = 256 * 2**20
 """Use of a GPU without a listed process: less than a CUDA context, more than the driver uses besides its reserve."""
@@ -50,7 +38,7 @@ class HeldPart(Struct, frozen=True):
     """One device of a claim. Compared by identity, because two claims may have equal devices."""
 
     claim: ClaimRef
-    device: AssignedUse
+    device: values.AssignedUse
 
     @property
     def key(self) -> _DeviceKey:
@@ -62,22 +50,22 @@ class Attribution:
 
     def __init__(self, facts: Mapping[int, ProcessFacts], logs: LogIndex, pods: PodClaims) -> None:
         self._facts, self._logs, self._pods = facts, logs, pods
-        found: dict[_DeviceKey, list[ContainerRef]] = {}
+        found: dict[_DeviceKey, list[values.ContainerRef]] = {}
         for (namespace, name), containers in sorted(pods.items()):
             pod = UsingPod(namespace=namespace, name=name, uid="")
             for container, devices in sorted(containers.items()):
                 for key in dict.fromkeys(device.key for device in devices):
-                    found.setdefault(key, []).append(ContainerRef(pod=pod, container=container))
+                    found.setdefault(key, []).append(values.ContainerRef(pod=pod, container=container))
         self._containers = {key: tuple(each) for key, each in found.items()}
 
-    def containers(self, held: HeldPart) -> tuple[ContainerRef, ...]:
+    def containers(self, held: HeldPart) -> tuple[values.ContainerRef, ...]:
         """The containers that have the device, as the kubelet reports; without the UIDs of their pods."""
         return self._containers.get(held.key) or self._containers.get((*held.key[:4], None), ())
 
-    def seen(self, process: ProcessUsage) -> SeenProcess:
+    def seen(self, process: ProcessUsage) -> values.SeenProcess:
         facts = self._facts.get(process.pid)
         place = facts.place if facts is not None else None
-        return SeenProcess(
+        return values.SeenProcess(
             pid=process.pid,
             command=facts.command if facts is not None else "",
             gi_id=process.gi_id,
@@ -87,7 +75,7 @@ class Attribution:
             container=self._logs.container(place) if place is not None else None,
         )
 
-    def owners(self, process: SeenProcess, held: Sequence[HeldPart]) -> list[HeldPart]:
+    def owners(self, process: values.SeenProcess, held: Sequence[HeldPart]) -> list[HeldPart]:
         """The devices of ``held``, all on the process' GPU, that it may use; those with admin access only if no other.
 
         ``held`` has claims of one name in the order of their prepare: the kubelet reports no UID, and the last one
@@ -105,7 +93,7 @@ class Attribution:
         last = {(each.claim.namespace, each.claim.name): each.claim.uid for each in found}
         return [each for each in found if last[each.claim.namespace, each.claim.name] == each.claim.uid]
 
-    def _keys(self, container: ContainerRef) -> frozenset[_DeviceKey]:
+    def _keys(self, container: values.ContainerRef) -> frozenset[_DeviceKey]:
         """The container's devices. For an init container, which the kubelet does not list: the devices of its pod."""
         of_pod = self._pods.get((container.pod.namespace, container.pod.name), {})
         devices = of_pod.get(container.container)
@@ -114,15 +102,15 @@ class Attribution:
         return frozenset(device.key for device in devices)
 
 
-def _covers(device: AssignedUse, process: SeenProcess) -> bool:
+def _covers(device: values.AssignedUse, process: values.SeenProcess) -> bool:
     return process.gi_id == device.gi_id if device.form is Form.PARTITION else process.gi_id is None
 
 
-def join(look: Look) -> JoinedUsage:
+def join(look: Look) -> values.JoinedUsage:
     knows = _knows(look)
     assigned = look.assignments
     if isinstance(assigned, Unread):
-        assigned = Assignments(node=look.node, driver="", process_started=look.at)
+        assigned = values.Assignments(node=look.node, driver="", process_started=look.at)
     attribution, named = _attribution(look, knows), {gpu.gpu_uuid: gpu for gpu in assigned.gpus}
     readings: dict[GpuUuid, GpuUsage] = {}
     for reading in () if isinstance(look.readings, Unread) else look.readings:
@@ -148,7 +136,7 @@ def join(look: Look) -> JoinedUsage:
         ]
         devices += uses
         gpus.append(_totals(found, named.get(uuid), uses, attributed))
-    return JoinedUsage(
+    return values.JoinedUsage(
         node=assigned.node,
         at=look.at,
         elapsed_s=look.elapsed_s,
@@ -170,18 +158,18 @@ class _Gpu(Struct, frozen=True, kw_only=True):
 class _Attributed(Struct, frozen=True, kw_only=True):
     """The processes of one GPU: of each device (in the order of `_Gpu.held`), of several claims, and of none."""
 
-    by_device: Sequence[Sequence[SeenProcess]]
+    by_device: Sequence[Sequence[values.SeenProcess]]
     shared: Sequence[int]
-    foreign: Sequence[SeenProcess]
+    foreign: Sequence[values.SeenProcess]
     claims_bytes: int | None
 
 
-def _order(use: DeviceUse) -> tuple[str, ...]:
+def _order(use: values.DeviceUse) -> tuple[str, ...]:
     claim, device = use.claim, use.assigned
     return claim.namespace, claim.name, claim.uid, device.request, device.pool, device.device, device.share_id or ""
 
 
-def _attribution(look: Look, knows: Knows) -> Attribution | None:
+def _attribution(look: Look, knows: values.Knows) -> Attribution | None:
     if knows.processes is not None or isinstance(look.processes, Unread):
         return None
     if knows.containers is not None or knows.claims is not None:
@@ -191,7 +179,7 @@ def _attribution(look: Look, knows: Knows) -> Attribution | None:
     return Attribution(look.processes, look.logs, look.pods)
 
 
-def _knows(look: Look) -> Knows:
+def _knows(look: Look) -> values.Knows:
     readings = () if isinstance(look.readings, Unread) else look.readings
     percents = [process.sm_percent for each in readings for process in each.processes or ()]
     unknown_utilisation = None
@@ -199,7 +187,7 @@ def _knows(look: Look) -> Knows:
         unknown_utilisation = (
             "the NVIDIA driver does not report the utilization of processes: not in MIG mode, nor in the first sample"
         )
-    return Knows(
+    return values.Knows(
         driver=_reason(look.readings),
         processes=_reason(look.readings) or _reason(look.processes) or _hidden(look, readings),
         utilisation=_reason(look.readings) or unknown_utilisation,
@@ -306,9 +294,9 @@ def _has_mps(processes: Sequence[ProcessUsage], look: Look) -> bool:
 def _attributed(gpu: _Gpu) -> _Attributed | None:
     if gpu.attribution is None or gpu.reading is None or gpu.reading.processes is None:
         return None
-    by_device: list[list[SeenProcess]] = [[] for _ in gpu.held]
+    by_device: list[list[values.SeenProcess]] = [[] for _ in gpu.held]
     place = {id(held): at for at, held in enumerate(gpu.held)}
-    shared, foreign, of_claims = [0] * len(gpu.held), list[SeenProcess](), list[int | None]()
+    shared, foreign, of_claims = [0] * len(gpu.held), list[values.SeenProcess](), list[int | None]()
     for process in gpu.reading.processes:
         seen = gpu.attribution.seen(process)
         owners = gpu.attribution.owners(seen, gpu.held)
@@ -321,15 +309,18 @@ def _attributed(gpu: _Gpu) -> _Attributed | None:
             continue
         for owner in owners:
             shared[place[id(owner)]] += 1
-    return _Attributed(by_device=by_device, shared=shared, foreign=foreign, claims_bytes=total(of_claims))
+    return _Attributed(by_device=by_device, shared=shared, foreign=foreign, claims_bytes=values.total(of_claims))
 
 
-def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, shared: int) -> DeviceUse:
+def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[values.SeenProcess] | None, shared: int) -> values.DeviceUse:
     instance, whole = _instance(gpu, held), _alone(gpu, held)
-    basis, used = Basis.PROCESSES, total(each.memory_bytes for each in processes) if processes is not None else None
-    percent = total(each.sm_percent for each in processes) if processes is not None else None
+    basis, used = (
+        values.Basis.PROCESSES,
+        values.total(each.memory_bytes for each in processes) if processes is not None else None,
+    )
+    percent = values.total(each.sm_percent for each in processes) if processes is not None else None
     if used is None and not shared and (instance is not None or whole is not None):
-        basis = Basis.DEVICE
+        basis = values.Basis.DEVICE
         used = instance.memory_used if instance is not None else whole.memory_used if whole is not None else None
     if instance is not None:
         percent = instance.sm_percent
@@ -337,7 +328,7 @@ def _use(gpu: _Gpu, held: HeldPart, processes: Sequence[SeenProcess] | None, sha
         percent = whole.gpu_percent
     alone = instance.busy_percent if instance is not None else whole.busy_percent if whole is not None else None
     busy = busiest(each.busy_percent for each in processes) if processes is not None else None
-    return DeviceUse(
+    return values.DeviceUse(
         claim=held.claim,
         assigned=held.device,
         basis=basis,
@@ -364,17 +355,19 @@ def _instance(gpu: _Gpu, held: HeldPart) -> InstanceUsage | None:
     return next((each for each in gpu.reading.instances if each.gi_id == device.gi_id), None)
 
 
-def _totals(gpu: _Gpu, named: AssignedGpu | None, uses: Sequence[DeviceUse], found: _Attributed | None) -> GpuUse:
+def _totals(
+    gpu: _Gpu, named: values.AssignedGpu | None, uses: Sequence[values.DeviceUse], found: _Attributed | None
+) -> values.GpuUse:
     in_use = gpu.reading.memory_used if gpu.reading is not None else None
     reserved = gpu.reading.memory_reserved if gpu.reading is not None else None
     claims = None
     if in_use is not None:
         own = (each.used_bytes for each in uses if not each.assigned.admin_access)
-        claims = found.claims_bytes if found is not None else total(own)
+        claims = found.claims_bytes if found is not None else values.total(own)
     # Memory of processes is read after that of the GPU, and may have grown.
     rest = max(0, in_use - claims) if in_use is not None and claims is not None else None
     used = claims + rest if claims is not None and rest is not None else in_use
-    plain = GpuUse(
+    plain = values.GpuUse(
         device=named.device if named is not None else "",
         gpu_uuid=gpu.uuid,
         reading=gpu.reading,

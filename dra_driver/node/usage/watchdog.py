@@ -19,21 +19,10 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
+from dra_driver.core.model import usage_findings
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
-from dra_driver.core.model.usage_findings import (
-    MAX_COMMAND,
-    MAX_COMMANDS,
-    MAX_IDLE,
-    MAX_OVER_GRANT,
-    MAX_PODS,
-    MAX_UNATTRIBUTED,
-    IdleClaim,
-    OverGrant,
-    Unattributed,
-    UsingPod,
-)
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, OverGrantAction, UsageRules, idle_after_min
 from dra_driver.node.usage.values import DeviceUse, GpuUse, JoinedUsage, SeenProcess, began, step_s, total
 
@@ -55,7 +44,7 @@ class ShareUse(Struct, frozen=True, kw_only=True):
     grant_bytes: int
     used_bytes: int | None
     processes: int
-    pods: tuple[UsingPod, ...] = ()
+    pods: tuple[usage_findings.UsingPod, ...] = ()
     rules: UsageRules = DEFAULT_USAGE
 
     @property
@@ -93,9 +82,9 @@ def _share(uses: Sequence[DeviceUse], rules: Mapping[str, UsageRules]) -> ShareU
     )
 
 
-def _pods(processes: Iterable[SeenProcess]) -> tuple[UsingPod, ...]:
+def _pods(processes: Iterable[SeenProcess]) -> tuple[usage_findings.UsingPod, ...]:
     """The one with most memory first."""
-    memory: dict[UsingPod, int] = {}
+    memory: dict[usage_findings.UsingPod, int] = {}
     for each in processes:
         if each.container is not None:
             pod = each.container.pod
@@ -108,7 +97,7 @@ class Watched(Struct, frozen=True, kw_only=True):
 
     over_s: float = 0.0
     below_s: float = 0.0
-    reported: OverGrant | None = None
+    reported: usage_findings.OverGrant | None = None
 
 
 Key = tuple[str, str]
@@ -118,7 +107,7 @@ WatchdogState = Mapping[Key, Watched]
 
 def watch(
     state: WatchdogState, uses: Iterable[ShareUse], elapsed_s: float, now: datetime
-) -> tuple[WatchdogState, tuple[OverGrant, ...]]:
+) -> tuple[WatchdogState, tuple[usage_findings.OverGrant, ...]]:
     """The next state, and all claims over their grant, in the order of names; at most `MAX_OVER_GRANT`.
 
     A finding that is below the grant in this sample has the action Report. ``elapsed_s`` is the time since the last
@@ -133,7 +122,7 @@ def watch(
             found[key] = watched
     reported = [watched.reported for watched in found.values() if watched.reported is not None]
     reported.sort(key=lambda each: (each.claim.namespace, each.claim.name, each.device))
-    return found, tuple(reported[:MAX_OVER_GRANT])
+    return found, tuple(reported[: usage_findings.MAX_OVER_GRANT])
 
 
 def _next(former: Watched | None, use: ShareUse, counted_s: float, now: datetime) -> Watched | None:
@@ -164,12 +153,12 @@ def _below(former: Watched | None, counted_s: float) -> Watched | None:
     return replace(former, below_s=below_s, reported=replace(former.reported, action=OverGrantAction.REPORT))
 
 
-def _first_report(use: ShareUse, since: datetime) -> OverGrant:
+def _first_report(use: ShareUse, since: datetime) -> usage_findings.OverGrant:
     assert use.used_bytes is not None  # noqa: S101 - for the type checker; only known memory exceeds a grant
-    return OverGrant(
+    return usage_findings.OverGrant(
         claim=use.claim,
         device=use.device,
-        pods=use.pods[:MAX_PODS],
+        pods=use.pods[: usage_findings.MAX_PODS],
         used_bytes=use.used_bytes,
         grant_bytes=use.grant_bytes,
         processes=use.processes,
@@ -189,7 +178,7 @@ class UnattributedState(Struct, frozen=True, kw_only=True):
     """The time for which each process of one GPU was observed (s), and the finding."""
 
     seen_s: Mapping[int, float]
-    reported: Unattributed | None = None
+    reported: usage_findings.Unattributed | None = None
 
 
 ForeignState = Mapping[GpuUuid, UnattributedState]
@@ -197,7 +186,7 @@ ForeignState = Mapping[GpuUuid, UnattributedState]
 
 def watch_unattributed(
     state: ForeignState, gpus: Iterable[GpuUse], elapsed_s: float, now: datetime
-) -> tuple[ForeignState, tuple[Unattributed, ...]]:
+) -> tuple[ForeignState, tuple[usage_findings.Unattributed, ...]]:
     """The next state by GPU, and the findings in the order of device names, without GPUs whose processes are unknown.
 
     ``elapsed_s`` and ``now`` are as for `watch`.
@@ -211,7 +200,7 @@ def watch_unattributed(
     reported = sorted(
         (each.reported for each in found.values() if each.reported is not None), key=lambda each: each.device
     )
-    return found, tuple(reported[:MAX_UNATTRIBUTED])
+    return found, tuple(reported[: usage_findings.MAX_UNATTRIBUTED])
 
 
 def _next_unattributed(
@@ -229,20 +218,22 @@ def _next_unattributed(
     return UnattributedState(seen_s=seen_s, reported=_steady(before, fresh))
 
 
-def _report_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> Unattributed:
+def _report_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: datetime) -> usage_findings.Unattributed:
     by_size = sorted(lasting, key=lambda each: (-(each.memory_bytes or 0), each.pid))
-    commands = dict.fromkeys(each.command[:MAX_COMMAND] for each in by_size if each.command)
-    return Unattributed(
+    commands = dict.fromkeys(each.command[: usage_findings.MAX_COMMAND] for each in by_size if each.command)
+    return usage_findings.Unattributed(
         gpu_uuid=gpu.gpu_uuid,
         device=gpu.device,
         processes=len(lasting),
         bytes_used=total(each.memory_bytes for each in lasting),
         since=since,
-        commands=tuple(commands)[:MAX_COMMANDS],
+        commands=tuple(commands)[: usage_findings.MAX_COMMANDS],
     )
 
 
-def _steady(before: Unattributed | None, fresh: Unattributed) -> Unattributed:
+def _steady(
+    before: usage_findings.Unattributed | None, fresh: usage_findings.Unattributed
+) -> usage_findings.Unattributed:
     """Memory that changed by less than a tenth is reported as before."""
     if before is None or before.bytes_used is None or fresh.bytes_used is None:
         return fresh
@@ -307,12 +298,12 @@ def claim_uses(joined: JoinedUsage) -> list[ClaimUse]:
 
 def watch_idle(
     state: IdleState, uses: Iterable[ClaimUse], elapsed_s: float, now: datetime
-) -> tuple[IdleState, tuple[IdleClaim, ...]]:
+) -> tuple[IdleState, tuple[usage_findings.IdleClaim, ...]]:
     """The next state, and the idle claims in the order of names. ``elapsed_s`` and ``now`` are as for `watch`. Claims
     that are not in ``uses`` have ended."""
     counted_s = step_s(elapsed_s)
     found: dict[str, IdleWatched] = {}
-    idle: list[IdleClaim] = []
+    idle: list[usage_findings.IdleClaim] = []
     for use in uses:
         if use.used is not False:
             continue  # used or unknown
@@ -321,10 +312,10 @@ def watch_idle(
         since = former.since if former is not None else None
         if use.after_min is not None and idle_s >= use.after_min * 60:
             since = since or began(now, idle_s)
-            idle.append(IdleClaim(claim=use.claim, since=since))
+            idle.append(usage_findings.IdleClaim(claim=use.claim, since=since))
         found[use.claim.uid] = IdleWatched(idle_s=idle_s, since=since)
     idle.sort(key=lambda each: (each.claim.namespace, each.claim.name))
-    return found, tuple(idle[:MAX_IDLE])
+    return found, tuple(idle[: usage_findings.MAX_IDLE])
 
 
 def idle_s(state: IdleState, uid: str, used: bool | None) -> float | None:

@@ -14,6 +14,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import AllocationError
+from dra_driver.scheduler.allocation import events
 from dra_driver.scheduler.allocation.capacity import Amount, Consumed, consumption, shortage
 from dra_driver.scheduler.allocation.constraints import (
     Constraint,
@@ -25,16 +26,6 @@ from dra_driver.scheduler.allocation.constraints import (
     MatchSets,
 )
 from dra_driver.scheduler.allocation.devices import Charge, CounterLedger, PoolDevice
-from dra_driver.scheduler.allocation.events import (
-    Cause,
-    GateOff,
-    InUse,
-    NotOnNode,
-    NotSelected,
-    Rejection,
-    SearchRecorder,
-    Wire,
-)
 from dra_driver.scheduler.allocation.nodes import reaches, untolerated
 from dra_driver.scheduler.allocation.pools import Pool, ReachablePools
 from dra_driver.scheduler.allocation.requests import MAX_DEVICES, Alternative, ConstraintSpec, DecodedClaim, too_many
@@ -161,7 +152,7 @@ class Candidates(Struct, eq=False):
         return False
 
 
-_NO_CAPACITY: Wire = {}
+_NO_CAPACITY: events.Wire = {}
 
 
 class Pick(Struct, eq=False):
@@ -180,11 +171,11 @@ class AllocationState:
         self,
         decoded: Sequence[DecodedClaim],
         *,
-        node: Wire,
+        node: events.Wire,
         reachable: ReachablePools,
         rules: SchedulerRules,
         budget: SearchBudget,
-        recorder: SearchRecorder | None = None,
+        recorder: events.SearchRecorder | None = None,
     ) -> None:
         self.decoded = decoded
         self.picks: list[list[Pick]] = [[] for _ in decoded]
@@ -238,7 +229,7 @@ class AllocationState:
         if not device.allocated or alternative.admin_access:
             return False
         if self._recorder is not None:
-            self._reject(alternative, device, InUse(holders=device.slice.holders(device.name)))
+            self._reject(alternative, device, events.InUse(holders=device.slice.holders(device.name)))
         return True
 
     def is_stateful(self, alternative: Alternative, constraint: int) -> bool:
@@ -249,7 +240,7 @@ class AllocationState:
         if not users or (alternative.admin_access and alternative.claim not in users):
             return False
         if self._recorder is not None:
-            self._reject(alternative, device, InUse(holders=()))
+            self._reject(alternative, device, events.InUse(holders=()))
         return True
 
     def is_suitable(self, alternative: Alternative, device: PoolDevice) -> bool:
@@ -273,17 +264,19 @@ class AllocationState:
             self._reject(alternative, device, short)
         return short is None
 
-    def unsuitable(self, alternative: Alternative, device: PoolDevice) -> Cause | None:
+    def unsuitable(self, alternative: Alternative, device: PoolDevice) -> events.Cause | None:
         """Return why selectors, node selection or a gate exclude the device. Records and counts nothing."""
         wire = device.wire
         if not self._features.binding_conditions and wire.get("bindingConditions"):
-            return GateOff(gate="DRADeviceBindingConditions")
+            return events.GateOff(gate="DRADeviceBindingConditions")
         verdict = alternative.selection.verdict(device)
         if verdict != SELECTED:
             selector = alternative.selection.selectors[verdict]
-            return NotSelected(class_name=selector.class_name, index=selector.index, expression=selector.expression)
+            return events.NotSelected(
+                class_name=selector.class_name, index=selector.index, expression=selector.expression
+            )
         if device.slice.per_device and not reaches(wire, self._node):
-            return NotOnNode()
+            return events.NotOnNode()
         return None
 
     # --- allocation and deallocation ---
@@ -366,7 +359,7 @@ class AllocationState:
         if not device.wire.get("consumesCounters"):
             return True
         if not self._features.partitionable_devices:
-            self._reject(alternative, device, GateOff(gate="DRAPartitionableDevices"))
+            self._reject(alternative, device, events.GateOff(gate="DRAPartitionableDevices"))
             return False
         if shared and (device.consumed is not None or device in self._pending) and not self._quirks.shares_charge_each:
             return True
@@ -452,9 +445,11 @@ class AllocationState:
             why = f"asks for all devices, but resource pool {pool} is currently {state}: {pool.detail}"
             raise AllocationError(f"{alternative.label}: {why}")
 
-    def _reject(self, alternative: Alternative, device: PoolDevice, cause: Cause) -> None:
+    def _reject(self, alternative: Alternative, device: PoolDevice, cause: events.Cause) -> None:
         if self._recorder is not None:
-            rejection = Rejection(claim=alternative.claim, request=alternative.name, device=device.id, cause=cause)
+            rejection = events.Rejection(
+                claim=alternative.claim, request=alternative.name, device=device.id, cause=cause
+            )
             self._recorder.record(rejection)
 
 

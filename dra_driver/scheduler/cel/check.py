@@ -9,6 +9,7 @@ homogeneous literals and format strings).
 from collections.abc import Collection, Mapping
 from typing import Final
 
+from dra_driver.scheduler.cel import syntax
 from dra_driver.scheduler.cel import types as t
 from dra_driver.scheduler.cel.libraries.convert import to_duration, to_timestamp
 from dra_driver.scheduler.cel.libraries.format import parse_format
@@ -16,21 +17,6 @@ from dra_driver.scheduler.cel.libraries.strings import pattern
 from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.parser import qualified_name
 from dra_driver.scheduler.cel.signatures import FUNCTION_SINCE, Overload, functions
-from dra_driver.scheduler.cel.syntax import (
-    Call,
-    Expr,
-    Fold,
-    Ident,
-    ListLiteral,
-    Literal,
-    MapLiteral,
-    Message,
-    Select,
-    SourceText,
-    Variable,
-    children,
-    resolve_number,
-)
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import EvalError, UInt
 from dra_driver.scheduler.cel.wellknown import MESSAGE_TYPES, MESSAGES, TYPE_NAMES
@@ -53,51 +39,54 @@ FIELDS: Final = {
 """Fields of the variable ``device``."""
 
 
-SELECTOR_VARIABLES: Final[Mapping[str, Variable]] = {"device": Variable("device", t.DEVICE)}
+SELECTOR_VARIABLES: Final[Mapping[str, syntax.Variable]] = {"device": syntax.Variable("device", t.DEVICE)}
 
 
 class Checker:
     """Checks one tree. Not reused."""
 
     def __init__(
-        self, source: SourceText, variables: Mapping[str, Variable] = SELECTOR_VARIABLES, lacks: Collection[str] = ()
+        self,
+        source: syntax.SourceText,
+        variables: Mapping[str, syntax.Variable] = SELECTOR_VARIABLES,
+        lacks: Collection[str] = (),
     ) -> None:
         """``lacks`` are functions of `versions.FUNCTION_SINCE` that the expression must not call."""
         self._source = source
         self._unifier = t.Unifier()
-        self._scopes: list[dict[str, Variable]] = [dict(variables)]
+        self._scopes: list[dict[str, syntax.Variable]] = [dict(variables)]
         self._functions = functions()
         self._lacks = lacks
-        self._checked: list[Expr] = []
+        self._checked: list[syntax.Expr] = []
 
-    def run(self, root: Expr) -> None:
+    def run(self, root: syntax.Expr) -> None:
         self._check(root)
         for node in self._checked:
             node.type = self._unifier.resolved(node.type, to_dyn=True)
 
-    def _check(self, node: Expr) -> Type:
+    def _check(self, node: syntax.Expr) -> Type:
         term: Type = getattr(self, "_" + type(node).__name__.lower())(node)
         node.type = term
         self._checked.append(node)
         return term
 
-    def _literal(self, node: Literal) -> Type:
-        resolve_number(self._source, node)
+    def _literal(self, node: syntax.Literal) -> Type:
+        syntax.resolve_number(self._source, node)
         return _LITERAL_TYPES[type(node.value)]
 
     # --- names
 
-    def _lookup(self, name: str) -> Variable | None:
+    def _lookup(self, name: str) -> syntax.Variable | None:
         name = name.removeprefix(".")
         for scope in reversed(self._scopes):
             if name in scope:
                 return scope[name]
         if name in TYPE_NAMES:
             term = TYPE_NAMES[name]
-            return Variable(name, t.type_of(term), name)
+            return syntax.Variable(name, t.type_of(term), name)
         return None
 
-    def _ident(self, node: Ident) -> Type:
+    def _ident(self, node: syntax.Ident) -> Type:
         found = node.variable = self._lookup(node.name)
         if found is None:
             known = [name for scope in self._scopes for name in scope if name[0].isalpha()]
@@ -106,7 +95,7 @@ class Checker:
             raise self._source.error(node.offset, f"undeclared name {node.name!r}{hint}")
         return found.type
 
-    def _select(self, node: Select) -> Type:
+    def _select(self, node: syntax.Select) -> Type:
         name = None if node.test else qualified_name(node)
         node.variable = self._lookup(name) if name is not None else None
         if node.variable is not None:
@@ -114,7 +103,7 @@ class Checker:
         term = self._field(node, node.operand, node.field, optional=False)
         return t.BOOL if node.test else self._unifier.resolved(term)
 
-    def _field(self, node: Expr, operand: Expr, field: str, optional: bool) -> Type:
+    def _field(self, node: syntax.Expr, operand: syntax.Expr, field: str, optional: bool) -> Type:
         outer = self._unifier.resolved(self._check(operand))
         inner = t.optional_value(outer)
         target = inner if inner is not None else outer
@@ -135,7 +124,7 @@ class Checker:
 
     # --- calls
 
-    def _call(self, node: Call) -> Type:
+    def _call(self, node: syntax.Call) -> Type:
         if node.function == "_?._":
             return self._optional_select(node)
         given = [self._check(argument) for argument in node.arguments]
@@ -150,14 +139,14 @@ class Checker:
         given.insert(0, self._check(node.target))
         return self._resolve(node, given)
 
-    def _optional_select(self, node: Call) -> Type:
+    def _optional_select(self, node: syntax.Call) -> Type:
         operand, field = node.arguments
-        assert isinstance(field, Literal) and isinstance(field.value, str)  # noqa: S101, PT018  the parser's work
+        assert isinstance(field, syntax.Literal) and isinstance(field.value, str)  # noqa: S101, PT018  the parser's work
         self._check(field)
         node.overloads = list(self._functions["_?._"])
         return self._unifier.resolved(self._field(node, operand, field.value, optional=True))
 
-    def _resolve(self, node: Call, given: list[Type]) -> Type:
+    def _resolve(self, node: syntax.Call, given: list[Type]) -> Type:
         overloads = self._functions.get(node.function)
         if node.function in self._lacks:
             raise self._source.error(
@@ -194,7 +183,7 @@ class Checker:
             result = _instantiated(result, fresh)
         return self._unifier.resolved(result) if self._unifier.assignable(given, arguments) else None
 
-    def _logic(self, node: Call, given: list[Type], overloads: tuple[Overload, ...]) -> Type:
+    def _logic(self, node: syntax.Call, given: list[Type], overloads: tuple[Overload, ...]) -> Type:
         for argument, term in zip(node.arguments, given, strict=True):
             if not self._unifier.assignable((term,), (t.BOOL,)):
                 sign = node.function.strip("_")
@@ -202,7 +191,7 @@ class Checker:
         node.overloads = list(overloads)
         return t.BOOL
 
-    def _no_overload(self, node: Call, given: list[Type], overloads: tuple[Overload, ...]) -> Exception:
+    def _no_overload(self, node: syntax.Call, given: list[Type], overloads: tuple[Overload, ...]) -> Exception:
         shown = [str(self._unifier.resolved(term, to_dyn=True)) for term in given]
         takes = sorted({_signature(o) for o in overloads if o.method is (node.target is not None)})
         applied = f"{shown[0]}.({', '.join(shown[1:])})" if node.target is not None else f"({', '.join(shown)})"
@@ -212,7 +201,7 @@ class Checker:
 
     # --- literals and folds
 
-    def _listliteral(self, node: ListLiteral) -> Type:
+    def _listliteral(self, node: syntax.ListLiteral) -> Type:
         element = None
         for position, item in enumerate(node.elements):
             term = self._check(item)
@@ -221,7 +210,7 @@ class Checker:
             element = self._joined(element, term)
         return t.list_of(element if element is not None else self._unifier.variable())
 
-    def _mapliteral(self, node: MapLiteral) -> Type:
+    def _mapliteral(self, node: syntax.MapLiteral) -> Type:
         key = value = None
         for entry in node.entries:
             key = self._joined(key, self._check(entry.key))
@@ -231,7 +220,7 @@ class Checker:
             key, value = self._unifier.variable(), self._unifier.variable()
         return t.map_of(key, value)
 
-    def _unwrapped(self, node: Expr, term: Type) -> Type:
+    def _unwrapped(self, node: syntax.Expr, term: Type) -> Type:
         value = t.optional_value(term)
         if value is None and not t.is_dynamic(term):
             raise self._source.error(node.offset, f"expected an optional after '?', found a value of type {term}")
@@ -244,7 +233,7 @@ class Checker:
             return t.most_general(previous, current)
         return t.DYN
 
-    def _message(self, node: Message) -> Type:
+    def _message(self, node: syntax.Message) -> Type:
         fields = MESSAGES.get(node.name.removeprefix("."))
         if fields is None:
             raise self._source.error(node.offset, f"{node.name} is not a message type that selectors can construct")
@@ -260,12 +249,14 @@ class Checker:
                 raise self._source.error(entry.offset, f"{entry.field} is of type {wanted}, not {term}")
         return MESSAGE_TYPES[node.name]
 
-    def _fold(self, node: Fold) -> Type:
+    def _fold(self, node: syntax.Fold) -> Type:
         over = self._check(node.range)
         initial = self._check(node.initial)
         variables = self._iteration(node, self._unifier.resolved(over))
-        self._scopes.append({node.accumulator: Variable(node.accumulator, initial)})
-        self._scopes.append({name: Variable(name, term) for name, term in zip(node.variables, variables, strict=True)})
+        self._scopes.append({node.accumulator: syntax.Variable(node.accumulator, initial)})
+        self._scopes.append(
+            {name: syntax.Variable(name, term) for name, term in zip(node.variables, variables, strict=True)}
+        )
         self._expect(node.condition, t.BOOL)
         self._expect(node.step, initial)
         self._scopes.pop()
@@ -273,7 +264,7 @@ class Checker:
         self._scopes.pop()
         return self._unifier.resolved(result)
 
-    def _iteration(self, node: Fold, over: Type) -> tuple[Type, ...]:
+    def _iteration(self, node: syntax.Fold, over: Type) -> tuple[Type, ...]:
         if not node.variables:
             return ()
         two = len(node.variables) == 2
@@ -287,7 +278,7 @@ class Checker:
         hint = ": an attribute's type is unknown, wrap it in dyn()" if over is t.ANY else ""
         raise self._source.error(node.range.offset, f"a value of type {over} cannot be iterated{hint}")
 
-    def _expect(self, node: Expr, wanted: Type) -> None:
+    def _expect(self, node: syntax.Expr, wanted: Type) -> None:
         term = self._check(node)
         if not self._unifier.assignable((wanted,), (term,)):
             raise self._source.error(node.offset, f"expected type {wanted}, found {term}")
@@ -328,28 +319,28 @@ _FORMATTED: Final = {
 }
 
 
-def validate(source: SourceText, root: Expr) -> None:
+def validate(source: syntax.SourceText, root: syntax.Expr) -> None:
     """Raises CelSyntaxError at the first invalid literal or constant argument."""
     _validate(source, root, formatting=False)
 
 
-def _validate(source: SourceText, node: Expr, formatting: bool) -> None:
-    if isinstance(node, Call):
+def _validate(source: syntax.SourceText, node: syntax.Expr, formatting: bool) -> None:
+    if isinstance(node, syntax.Call):
         _constant_argument(source, node)
         if node.function == "format":
             formatting = True
             _format_call(source, node)
-    elif isinstance(node, ListLiteral) and not formatting:
+    elif isinstance(node, syntax.ListLiteral) and not formatting:
         _list(source, node)
-    elif isinstance(node, MapLiteral) and not formatting:
+    elif isinstance(node, syntax.MapLiteral) and not formatting:
         _map(source, node)
-    for child in children(node):
+    for child in syntax.children(node):
         _validate(source, child, formatting)
 
 
-def _constant_argument(source: SourceText, node: Call) -> None:
+def _constant_argument(source: syntax.SourceText, node: syntax.Call) -> None:
     check = _CONSTANT_ARGUMENTS.get(node.function)
-    if check is None or not node.arguments or not isinstance(node.arguments[0], Literal):
+    if check is None or not node.arguments or not isinstance(node.arguments[0], syntax.Literal):
         return
     argument = node.arguments[0]
     try:
@@ -358,7 +349,7 @@ def _constant_argument(source: SourceText, node: Call) -> None:
         raise source.error(argument.offset, f"invalid argument of {node.function}(): {error}") from error
 
 
-def _value_type(source: SourceText, node: Expr, optional: bool) -> Type:
+def _value_type(source: syntax.SourceText, node: syntax.Expr, optional: bool) -> Type:
     if not optional:
         return node.type
     if not node.type.parameters:
@@ -366,7 +357,7 @@ def _value_type(source: SourceText, node: Expr, optional: bool) -> Type:
     return node.type.parameters[0]
 
 
-def _list(source: SourceText, node: ListLiteral) -> None:
+def _list(source: syntax.SourceText, node: syntax.ListLiteral) -> None:
     first: Type | None = None
     for position, element in enumerate(node.elements):
         term = _value_type(source, element, position in node.optional)
@@ -374,7 +365,7 @@ def _list(source: SourceText, node: ListLiteral) -> None:
         _same(source, element, first, term)
 
 
-def _map(source: SourceText, node: MapLiteral) -> None:
+def _map(source: syntax.SourceText, node: syntax.MapLiteral) -> None:
     key: Type | None = None
     value: Type | None = None
     for entry in node.entries:
@@ -385,7 +376,7 @@ def _map(source: SourceText, node: MapLiteral) -> None:
         _same(source, entry.value, value, term)
 
 
-def _same(source: SourceText, node: Expr, expected: Type | None, found: Type) -> None:
+def _same(source: syntax.SourceText, node: syntax.Expr, expected: Type | None, found: Type) -> None:
     if expected is not None and not expected.same(found, names=False):
         hint = (
             "; wrap an attribute in string() or int(), or all of them in dyn()"
@@ -395,11 +386,11 @@ def _same(source: SourceText, node: Expr, expected: Type | None, found: Type) ->
         raise source.error(node.offset, f"expected type {expected} like the elements before, found {found}{hint}")
 
 
-def _format_call(source: SourceText, node: Call) -> None:
+def _format_call(source: syntax.SourceText, node: syntax.Call) -> None:
     text, arguments = node.target, node.arguments
-    if not isinstance(text, Literal) or not isinstance(text.value, str):
+    if not isinstance(text, syntax.Literal) or not isinstance(text.value, str):
         return
-    if len(arguments) != 1 or not isinstance(arguments[0], ListLiteral):
+    if len(arguments) != 1 or not isinstance(arguments[0], syntax.ListLiteral):
         return
     elements = arguments[0].elements
     try:
@@ -412,10 +403,10 @@ def _format_call(source: SourceText, node: Call) -> None:
         _formatted(source, clause.verb, element)
 
 
-def _formatted(source: SourceText, verb: str, node: Expr) -> None:
+def _formatted(source: syntax.SourceText, verb: str, node: syntax.Expr) -> None:
     term = node.type
     if term.kind != "dyn" and term.kind not in _FORMATTED[verb]:
         raise source.error(node.offset, f"%{verb} cannot format a value of type {term}")
-    if verb == "s" and isinstance(node, ListLiteral | MapLiteral):
-        for child in children(node):
+    if verb == "s" and isinstance(node, syntax.ListLiteral | syntax.MapLiteral):
+        for child in syntax.children(node):
             _formatted(source, "s", child)

@@ -10,32 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final, NamedTuple
 
 from dra_driver.core.semver import Semver
-from dra_driver.scheduler.cel.ir import (
-    Chain,
-    Choice,
-    Constant,
-    Equality,
-    FoldLoop,
-    Invoke,
-    IrNode,
-    Logic,
-    MakeList,
-    MakeMap,
-    MakeMessage,
-    Member,
-    OrElse,
-)
-from dra_driver.scheduler.cel.values import (
-    LISTS,
-    AbortedError,
-    CelMap,
-    CelQuantity,
-    NamedFormat,
-    Optional,
-    Url,
-    size_of,
-    spend,
-)
+from dra_driver.scheduler.cel import ir, values
 
 COST_LIMIT: Final = 1_000_000  # CELSelectorExpressionMaxCost of k8s.io/api resource/v1
 SELECT: Final = 1
@@ -50,12 +25,12 @@ Cost = Callable[[Sequence[object], object], int]  # computes the cost from the a
 
 
 def _size(value: object) -> int:
-    size = size_of(value)
+    size = values.size_of(value)
     return 1 if size is None else size
 
 
 def _inner_size(value: object) -> int:
-    while isinstance(value, Optional) and value.present:
+    while isinstance(value, values.Optional) and value.present:
         value = value.value
     return _size(value)
 
@@ -71,11 +46,11 @@ def _tree(value: object) -> int:
         return int(len(value) * _STRING_FACTOR)
     if isinstance(value, range):
         return len(value)
-    if isinstance(value, LISTS):
-        spend(len(value))
+    if isinstance(value, values.LISTS):
+        values.spend(len(value))
         return sum(map(_tree, value))
-    if isinstance(value, CelMap):
-        spend(len(value))
+    if isinstance(value, values.CelMap):
+        values.spend(len(value))
         return sum(_tree(key) + _tree(item) for key, item in value.items())
     return 1
 
@@ -86,7 +61,7 @@ def _regex(text_size: int, pattern_size: int) -> int:
 
 def _validate(arguments: Sequence[object], _result: object) -> int:
     named_format, text = arguments
-    return _regex(_size(text), named_format.regex_size) if isinstance(named_format, NamedFormat) else 1
+    return _regex(_size(text), named_format.regex_size) if isinstance(named_format, values.NamedFormat) else 1
 
 
 def _contains_ip(arguments: Sequence[object], by_text: bool) -> int:
@@ -109,15 +84,15 @@ def _output(_arguments: Sequence[object], result: object) -> int:
 def _flatten(arguments: Sequence[object], _result: object) -> int:
     depth = arguments[1] if len(arguments) == 2 else 1
     if type(depth) is not int:
-        raise AbortedError("flatten() takes an int")
+        raise values.AbortedError("flatten() takes an int")
     # Go's conversion turns a negative depth into a huge number.
     cost = float(_size(arguments[0])) * float(depth)
     return (2**63 if cost < 0 else int(cost)) + 1 + LIST
 
 
 def _self_compare(items: object) -> int:
-    if not isinstance(items, LISTS):
-        raise AbortedError("sorting takes a list")
+    if not isinstance(items, values.LISTS):
+        raise values.AbortedError("sorting takes a list")
     size = len(items)
     factor = 2.1 if size and type(items[0]) in {str, bytes} else 2.0
     return int(float(size * size) * factor) + 1 + LIST
@@ -179,7 +154,7 @@ _BY_OVERLOAD: Final[dict[str, Cost]] = {
 }
 NEEDS_RESULT: Final = frozenset({_join, _output})
 """Costs that need the result. All others are charged before the call, so that a call beyond the limit is not made."""
-_UNIT_EQUALITY: Final = frozenset({CelQuantity, Semver, NamedFormat, Url})
+_UNIT_EQUALITY: Final = frozenset({values.CelQuantity, Semver, values.NamedFormat, values.Url})
 
 
 def cost_of_call(function: str, overload: str) -> Cost:
@@ -235,14 +210,14 @@ class _UnboundedError(Exception):
 _Sizes = dict[int, int | None]
 
 
-def cost_bound(node: IrNode) -> int | None:
+def cost_bound(node: ir.IrNode) -> int | None:
     try:
         return _bound(node, {0: ORDINARY}).cost
     except _UnboundedError:
         return None
 
 
-def _bounds(nodes: Iterable[IrNode], sizes: _Sizes) -> list[CostBound]:
+def _bounds(nodes: Iterable[ir.IrNode], sizes: _Sizes) -> list[CostBound]:
     return [_bound(node, sizes) for node in nodes]
 
 
@@ -255,58 +230,58 @@ def _larger(parts: Iterable[CostBound]) -> int | None:
     return None if None in sizes else max((size or 1 for size in sizes), default=1)
 
 
-def _bound(node: IrNode, sizes: _Sizes) -> CostBound:
+def _bound(node: ir.IrNode, sizes: _Sizes) -> CostBound:
     match node:
-        case Constant(value):
+        case ir.Constant(value):
             return CostBound(0, _constant_size(value))
-        case Chain():
+        case ir.Chain():
             base = CostBound(0, sizes.get(node.slot)) if node.base is None else _bound(node.base, sizes)
             keys = _bounds((qualifier.key for qualifier in node.qualifiers), sizes)
             return CostBound(base.cost + _total(keys) + len(node.qualifiers) + 1, base.size)
-        case Choice():
+        case ir.Choice():
             parts = _bounds((node.condition, node.yes, node.no), sizes)
             return CostBound(_total(parts), _larger(parts[1:]))
-        case Logic(_, terms):
+        case ir.Logic(_, terms):
             return CostBound(_total(_bounds(terms, sizes)), 1)
-        case Equality(_, left, right):
+        case ir.Equality(_, left, right):
             parts = _bounds((left, right), sizes)
             known = [part.size for part in parts if part.size is not None]
             if not known:
                 raise _UnboundedError
             return CostBound(_total(parts) + min(known) // 10 + 1, 1)
-        case Member(item, _):
+        case ir.Member(item, _):
             return CostBound(_bound(item, sizes).cost, 1)
-        case OrElse(first, second, _):
+        case ir.OrElse(first, second, _):
             parts = _bounds((first, second), sizes)
             return CostBound(_total(parts), _larger(parts))
-        case MakeList() | MakeMap() | MakeMessage():
+        case ir.MakeList() | ir.MakeMap() | ir.MakeMessage():
             return _made(node, sizes)
-        case Invoke():
+        case ir.Invoke():
             return _invoke(node, sizes)
-        case FoldLoop():
+        case ir.FoldLoop():
             return _loop(node, sizes)
 
 
-def _made(node: MakeList | MakeMap | MakeMessage, sizes: _Sizes) -> CostBound:
+def _made(node: ir.MakeList | ir.MakeMap | ir.MakeMessage, sizes: _Sizes) -> CostBound:
     match node:
-        case MakeList(elements, _):
+        case ir.MakeList(elements, _):
             parts, made = _bounds(elements, sizes), CostBound(LIST, len(elements))
-        case MakeMap(entries):
+        case ir.MakeMap(entries):
             keys_and_values = (part for key, value, _ in entries for part in (key, value))
             parts, made = _bounds(keys_and_values, sizes), CostBound(MAP, len(entries))
-        case MakeMessage(_, fields):
+        case ir.MakeMessage(_, fields):
             parts, made = _bounds((value for _, value, _ in fields), sizes), CostBound(MESSAGE, 1)
     return CostBound(_total([*parts, made]), _larger([*parts, made]))
 
 
 def _constant_size(value: object) -> int:
-    parts: Iterable[object] = value if isinstance(value, LISTS) else ()
-    if isinstance(value, CelMap):
+    parts: Iterable[object] = value if isinstance(value, values.LISTS) else ()
+    if isinstance(value, values.CelMap):
         parts = [part for pair in value.items() for part in pair]
-    return max([size_of(value) or 1, *map(_constant_size, parts)])
+    return max([values.size_of(value) or 1, *map(_constant_size, parts)])
 
 
-def _invoke(node: Invoke, sizes: _Sizes) -> CostBound:
+def _invoke(node: ir.Invoke, sizes: _Sizes) -> CostBound:
     parts = _bounds(node.arguments, sizes)
     size = _larger(parts)
     if node.function in _UNBOUNDED or size is None or size > 10 * ORDINARY:
@@ -329,7 +304,7 @@ def _result_size(function: str, sizes: list[int]) -> int | None:
     return max([_SMALL, *sizes]) * 4 if function in _GROWS else _SMALL
 
 
-def _loop(node: FoldLoop, sizes: _Sizes) -> CostBound:
+def _loop(node: ir.FoldLoop, sizes: _Sizes) -> CostBound:
     over, initial = _bounds((node.over, node.initial), sizes)
     if over.size is None:
         raise _UnboundedError

@@ -7,23 +7,8 @@ from typing import Any, Final
 
 from msgspec import Struct
 
-from dra_driver.scheduler.cel import wellknown
+from dra_driver.scheduler.cel import ir, wellknown
 from dra_driver.scheduler.cel.cost import LIST, MAP, MESSAGE, SELECT
-from dra_driver.scheduler.cel.ir import (
-    Chain,
-    Choice,
-    Constant,
-    FoldLoop,
-    Invoke,
-    IrNode,
-    Logic,
-    MakeList,
-    MakeMap,
-    MakeMessage,
-    Member,
-    OrElse,
-    Qualifier,
-)
 from dra_driver.scheduler.cel.operators import check_key, find, lookup, unwrapped
 from dra_driver.scheduler.cel.values import (
     LISTS,
@@ -180,13 +165,13 @@ class ClosureBuilder:
     def __init__(self) -> None:
         self.initial: dict[int, Closure] = {}
 
-    def build(self, node: IrNode) -> Closure:
+    def build(self, node: ir.IrNode) -> Closure:
         closure: Closure = getattr(self, "_" + type(node).__name__.lower())(node)
         return closure
 
     # --- overridden by evaluators
 
-    def _selection(self, qualifier: Qualifier, key_of: Closure) -> Selection:
+    def _selection(self, qualifier: ir.Qualifier, key_of: Closure) -> Selection:
 
         def select(env: Env, target: object) -> object:
             return lookup(target, key_of(env))
@@ -199,7 +184,7 @@ class ClosureBuilder:
 
         return test if qualifier.test else select, select_present, qualifier.optional
 
-    def _shortcut(self, _node: Chain) -> Closure | None:
+    def _shortcut(self, _node: ir.Chain) -> Closure | None:
         """A faster closure for a chain, None for the general one."""
         return None
 
@@ -209,28 +194,32 @@ class ClosureBuilder:
 
     # --- chains
 
-    def _chain(self, node: Chain) -> Closure:
+    def _chain(self, node: ir.Chain) -> Closure:
         resolve = self._resolved(node)
         return tested(resolve) if node.test else self._charged(SELECT, resolve)
 
-    def _choice(self, node: Choice) -> Closure:
+    def _choice(self, node: ir.Choice) -> Closure:
         resolve = self._resolved(node)
         # cel-go refunds one selection after a presence test; on a choice no selection was charged before.
         return self._charged(-SELECT, tested(resolve)) if node.test else resolve
 
-    def _constant(self, node: Constant) -> Closure:
+    def _constant(self, node: ir.Constant) -> Closure:
         value = node.value
         return lambda _env: value
 
-    def _resolved(self, node: IrNode) -> Closure:
-        if isinstance(node, Choice):
+    def _resolved(self, node: ir.IrNode) -> Closure:
+        if isinstance(node, ir.Choice):
             return self._chosen(node)
-        assert isinstance(node, Chain)  # noqa: S101  IrBuilder makes nothing else here
+        assert isinstance(node, ir.Chain)  # noqa: S101  IrBuilder makes nothing else here
         direct = self._shortcut(node)
         if direct is not None:
             return direct
         base = self._variable(node.slot) if node.base is None else self.build(node.base)
-        if not node.qualifiers and node.base is not None and not isinstance(node.base, OrElse | Invoke | FoldLoop):
+        if (
+            not node.qualifiers
+            and node.base is not None
+            and not isinstance(node.base, ir.OrElse | ir.Invoke | ir.FoldLoop)
+        ):
             return base
         selections = [self._selection(qualifier, self._key(qualifier)) for qualifier in node.qualifiers]
 
@@ -253,7 +242,7 @@ class ClosureBuilder:
 
         return resolved
 
-    def _chosen(self, node: Choice) -> Closure:
+    def _chosen(self, node: ir.Choice) -> Closure:
         condition = self.build(node.condition)
         yes, no = self._resolved(node.yes), self._resolved(node.no)
         return lambda env: yes(env) if truth(condition(env)) else no(env)
@@ -271,23 +260,23 @@ class ClosureBuilder:
 
         return read
 
-    def _key(self, qualifier: Qualifier) -> Closure:
+    def _key(self, qualifier: ir.Qualifier) -> Closure:
         key = qualifier.key
-        if isinstance(key, Constant):
+        if isinstance(key, ir.Constant):
             return self._constant(key)
-        evaluate = self._resolved(key) if isinstance(key, Chain | Choice) else self.build(key)
+        evaluate = self._resolved(key) if isinstance(key, ir.Chain | ir.Choice) else self.build(key)
         return lambda env: check_key(evaluate(env))
 
     # --- operators
 
-    def _logic(self, node: Logic) -> Closure:
+    def _logic(self, node: ir.Logic) -> Closure:
         return decided([self.build(term) for term in node.terms], node.decides)
 
-    def _member(self, node: Member) -> Closure:
+    def _member(self, node: ir.Member) -> Closure:
         item, contains = self.build(node.item), node.contains
         return lambda env: contains(item(env))
 
-    def _orelse(self, node: OrElse) -> Closure:
+    def _orelse(self, node: ir.OrElse) -> Closure:
         first, second = self.build(node.first), self.build(node.second)
         unwraps = node.unwraps
 
@@ -303,23 +292,23 @@ class ClosureBuilder:
 
     # --- literals and loops
 
-    def _makelist(self, node: MakeList) -> Closure:
+    def _makelist(self, node: ir.MakeList) -> Closure:
         return self._charged(LIST, build_list([self.build(element) for element in node.elements], node.optional))
 
-    def _makemap(self, node: MakeMap) -> Closure:
+    def _makemap(self, node: ir.MakeMap) -> Closure:
         parts = [(self.build(key), self.build(value), optional) for key, value, optional in node.entries]
         return self._charged(MAP, build_map(parts))
 
-    def _makemessage(self, node: MakeMessage) -> Closure:
+    def _makemessage(self, node: ir.MakeMessage) -> Closure:
         parts = [(name, self.build(value), optional) for name, value, optional in node.entries]
         return self._charged(MESSAGE, build_message(node.name, parts))
 
-    def _foldloop(self, node: FoldLoop) -> Closure:
+    def _foldloop(self, node: ir.FoldLoop) -> Closure:
         over = self.build(node.over)
         self.initial[node.accumulator] = self.build(node.initial)
         condition, step, result = self.build(node.condition), self.build(node.step), self.build(node.result)
         slots, accumulator = node.variables, node.accumulator
-        endless = isinstance(node.condition, Constant)
+        endless = isinstance(node.condition, ir.Constant)
         if not slots:  # cel.bind, whose range is the constant []
 
             def bound(env: Env) -> object:

@@ -7,23 +7,11 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
+from dra_driver.scheduler.cel import syntax
 from dra_driver.scheduler.cel.dispatch import implementation
 from dra_driver.scheduler.cel.libraries.strings import pattern
 from dra_driver.scheduler.cel.operators import Function, check_key, list_contains
 from dra_driver.scheduler.cel.signatures import Overload
-from dra_driver.scheduler.cel.syntax import (
-    Call,
-    Expr,
-    Fold,
-    Ident,
-    ListLiteral,
-    Literal,
-    MapLiteral,
-    Message,
-    Select,
-    SourceText,
-    Variable,
-)
 from dra_driver.scheduler.cel.types import Type
 from dra_driver.scheduler.cel.values import LISTS, AbortedError, CelMap, EvalError, TypeValue, UInt
 
@@ -154,21 +142,21 @@ SELECTOR_SLOTS: Final[Mapping[str, int]] = {"device": 0}
 class IrBuilder:
     """Builds the IR of one tree. Not reused. Afterwards ``slots`` is the size of an environment."""
 
-    def __init__(self, source: SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
+    def __init__(self, source: syntax.SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
         self._source = source
         self._scopes: list[dict[str, int]] = [dict(variables)]
         self.accumulators: set[int] = set()
         self.slots = max(FIRST_SLOT, 1 + max(variables.values(), default=0))
 
-    def build(self, node: Expr) -> IrNode:
+    def build(self, node: syntax.Expr) -> IrNode:
         """The IR of a node. Raises CelSyntaxError where the evaluation of a constant part fails."""
         made: IrNode = getattr(self, "_" + type(node).__name__.lower())(node)
         return made
 
-    def _literal(self, node: Literal) -> IrNode:
+    def _literal(self, node: syntax.Literal) -> IrNode:
         return Constant(node.value)
 
-    def _named(self, variable: Variable) -> IrNode:
+    def _named(self, variable: syntax.Variable) -> IrNode:
         if variable.type_value is not None:
             return Constant(TypeValue(variable.type_value))
         for scope in reversed(self._scopes):
@@ -176,11 +164,11 @@ class IrBuilder:
                 return Chain(scope[variable.name], None)
         raise AssertionError(variable.name)
 
-    def _ident(self, node: Ident) -> IrNode:
+    def _ident(self, node: syntax.Ident) -> IrNode:
         assert node.variable is not None  # noqa: S101  set by the checker
         return self._named(node.variable)
 
-    def _select(self, node: Select) -> IrNode:
+    def _select(self, node: syntax.Select) -> IrNode:
         if node.variable is not None:
             return self._named(node.variable)
         chain = _chained(self.build(node.operand))
@@ -190,7 +178,7 @@ class IrBuilder:
 
     # --- calls
 
-    def _call(self, node: Call) -> IrNode:
+    def _call(self, node: syntax.Call) -> IrNode:
         arguments = [self.build(node.target)] if node.target is not None else []
         arguments += [self.build(argument) for argument in node.arguments]
         special = _SPECIAL.get(node.function)
@@ -198,17 +186,17 @@ class IrBuilder:
             return special(self, node, arguments)
         return self._invoke(node, arguments)
 
-    def _logic(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _logic(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         return Logic(node.function == "_||_", tuple(arguments))
 
-    def _conditional(self, _node: Call, arguments: list[IrNode]) -> IrNode:
+    def _conditional(self, _node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         # A side is resolved, not evaluated: ``has()`` there counts as its chain, as in cel-go.
         return Choice(arguments[0], _chained(arguments[1]), _chained(arguments[2]))
 
-    def _equality(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _equality(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         return Equality(node.function == "_!=_", arguments[0], arguments[1])
 
-    def _index(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _index(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         chain, key = _chained(arguments[0]), arguments[1]
         if isinstance(key, Constant):
             try:
@@ -218,10 +206,10 @@ class IrBuilder:
         _qualify(chain, Qualifier(key, node.function != "_[_]"))
         return chain
 
-    def _or_else(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _or_else(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         return OrElse(arguments[0], arguments[1], node.function == "orValue")
 
-    def _in(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _in(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         items = arguments[1]
         known = items.value if isinstance(items, Constant) else None
         if len(node.overloads) == 1 and node.overloads[0].id == "in_list" and isinstance(known, LISTS):
@@ -231,7 +219,7 @@ class IrBuilder:
                 return Member(arguments[0], _membership(known))
         return self._invoke(node, arguments)
 
-    def _invoke(self, node: Call, arguments: list[IrNode]) -> IrNode:
+    def _invoke(self, node: syntax.Call, arguments: list[IrNode]) -> IrNode:
         overloads = [o for o in node.overloads if o.method == (node.target is not None)]
         name, single = node.function, overloads[0] if len(overloads) == 1 else None
         nodes = [node.target, *node.arguments] if node.target is not None else node.arguments
@@ -247,7 +235,7 @@ class IrBuilder:
             return self._folded(node, lambda: call(value))
         return Invoke(name, overload, tuple(arguments), call, stops, name == "@not_strictly_false")
 
-    def _folded(self, node: Expr, compute: Callable[[], object]) -> Constant:
+    def _folded(self, node: syntax.Expr, compute: Callable[[], object]) -> Constant:
         try:
             return Constant(compute())
         except (EvalError, AbortedError, TypeError, AttributeError, ValueError, KeyError, OverflowError) as error:
@@ -255,14 +243,14 @@ class IrBuilder:
 
     # --- literals and folds
 
-    def _listliteral(self, node: ListLiteral) -> IrNode:
+    def _listliteral(self, node: syntax.ListLiteral) -> IrNode:
         elements = tuple(self.build(element) for element in node.elements)
         values = [element.value for element in elements if isinstance(element, Constant)]
         if not node.optional and len(values) == len(elements):
             return Constant(values)
         return MakeList(elements, node.optional)
 
-    def _mapliteral(self, node: MapLiteral) -> IrNode:
+    def _mapliteral(self, node: syntax.MapLiteral) -> IrNode:
         entries = tuple((self.build(e.key), self.build(e.value), e.optional) for e in node.entries)
         constant = [(k, v) for k, v, optional in entries if not optional]
         pairs = [(k.value, v.value) for k, v in constant if isinstance(k, Constant) and isinstance(v, Constant)]
@@ -270,10 +258,10 @@ class IrBuilder:
             return self._folded(node, lambda: CelMap.of(pairs))
         return MakeMap(entries)
 
-    def _message(self, node: Message) -> IrNode:
+    def _message(self, node: syntax.Message) -> IrNode:
         return MakeMessage(node.name, tuple((e.field, self.build(e.value), e.optional) for e in node.entries))
 
-    def _fold(self, node: Fold) -> IrNode:
+    def _fold(self, node: syntax.Fold) -> IrNode:
         over, initial = self.build(node.range), self.build(node.initial)
         accumulator = self._slot()
         self.accumulators.add(accumulator)
@@ -310,7 +298,7 @@ def _takes_any_number(single: Overload | None, overloads: list[Overload]) -> boo
     return all(overload.binding != "s" for overload in overloads)
 
 
-def _is_sure(node: Expr, built: IrNode) -> bool:
+def _is_sure(node: syntax.Expr, built: IrNode) -> bool:
     """Return whether the value certainly has the checker's type. Not one from a variable: optionals lose layers there
     at run time."""
     if not _is_concrete(node.type):
@@ -318,7 +306,7 @@ def _is_sure(node: Expr, built: IrNode) -> bool:
     if isinstance(built, Chain):
         return built.slot == 0 and built.base is None and not any(q.optional or q.test for q in built.qualifiers)
     if isinstance(built, Invoke):
-        return isinstance(node, Call) and all(not overload.result.generic for overload in node.overloads)
+        return isinstance(node, syntax.Call) and all(not overload.result.generic for overload in node.overloads)
     return isinstance(built, Constant | Equality | Logic | Member)
 
 
@@ -339,7 +327,7 @@ def _membership(items: Sequence[object]) -> Callable[[object], bool]:
     return contains
 
 
-_SPECIAL: Final[dict[str, Callable[[IrBuilder, Call, list[IrNode]], IrNode]]] = {
+_SPECIAL: Final[dict[str, Callable[[IrBuilder, syntax.Call, list[IrNode]], IrNode]]] = {
     "_&&_": IrBuilder._logic,
     "_||_": IrBuilder._logic,
     "_?_:_": IrBuilder._conditional,

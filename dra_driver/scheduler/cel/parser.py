@@ -6,27 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dra_driver.core.errors import CelSyntaxError
-from dra_driver.scheduler.cel import macros
-from dra_driver.scheduler.cel.syntax import (
-    END,
-    IDENT,
-    LITERALS,
-    Call,
-    Expr,
-    FieldEntry,
-    Ident,
-    ListLiteral,
-    Literal,
-    MapEntry,
-    MapLiteral,
-    Message,
-    Select,
-    SourceText,
-    Token,
-    decoded,
-    leading_number,
-    tokens,
-)
+from dra_driver.scheduler.cel import macros, syntax
 
 MAX_NESTING: Final = 250
 """Levels of parentheses, calls, brackets or left-nested operators (cel-go parser.go, defaultMaxRecursionDepth)."""
@@ -48,22 +28,22 @@ _OPENING: Final = frozenset("([{")
 _CLOSING: Final = frozenset(")]}")
 _OPERAND: Final = "an operand (a name, a literal, a parenthesis)"
 _OPERATOR: Final = "an operator"
-_NAMES: Final = {IDENT: "a name", END: "the end of the expression"}
+_NAMES: Final = {syntax.IDENT: "a name", syntax.END: "the end of the expression"}
 
 
-def parse(source: SourceText) -> Expr:
-    stream = tokens(source)
+def parse(source: syntax.SourceText) -> syntax.Expr:
+    stream = syntax.tokens(source)
     _check_nesting(source, stream)
     parser = _Parser(source, stream)
     try:
         tree = parser.expression()
     except RecursionError as error:  # the caller left too little of Python's stack
         raise source.error(0, "nested too deeply") from error
-    parser.take(END, or_else=_OPERATOR)
+    parser.take(syntax.END, or_else=_OPERATOR)
     return tree
 
 
-def _check_nesting(source: SourceText, stream: list[Token]) -> None:
+def _check_nesting(source: syntax.SourceText, stream: list[syntax.Token]) -> None:
     depth = 0
     for token in stream:
         if token.kind in _OPENING:
@@ -77,14 +57,14 @@ def _check_nesting(source: SourceText, stream: list[Token]) -> None:
 class _Parser:
     """The position in the tokens of one expression. Three Python frames for each level of brackets."""
 
-    def __init__(self, source: SourceText, stream: list[Token]) -> None:
+    def __init__(self, source: syntax.SourceText, stream: list[syntax.Token]) -> None:
         self._source = source
         self._stream = stream
         self._at = 0
 
     # --- tokens
 
-    def _next(self) -> Token:
+    def _next(self) -> syntax.Token:
         self._at += 1
         return self._stream[self._at - 1]
 
@@ -97,7 +77,7 @@ class _Parser:
         self._at += found
         return found
 
-    def take(self, *kinds: str, or_else: str = "") -> Token:
+    def take(self, *kinds: str, or_else: str = "") -> syntax.Token:
         """The next token, which must be of one of these kinds. ``or_else``: what else could stand in its place."""
         if self._kind not in kinds:
             raise self._unexpected(or_else, *kinds)
@@ -107,12 +87,12 @@ class _Parser:
         token = self._stream[self._at]
         words = [word] if word else []
         words += sorted(_NAMES.get(kind) or repr(kind) for kind in kinds)
-        seen = "the end of the expression" if token.kind == END else repr(token.text)
+        seen = "the end of the expression" if token.kind == syntax.END else repr(token.text)
         return self._source.error(token.offset, f"syntax error at {seen}: expected {' or '.join(words)}")
 
     # --- operators
 
-    def expression(self, *others: str, conditional: bool = True) -> Expr:
+    def expression(self, *others: str, conditional: bool = True) -> syntax.Expr:
         """``others`` are kinds of tokens that could stand here in place of an expression."""
         operands, waiting = [self._operand(others)], list[str]()
         while True:
@@ -129,9 +109,9 @@ class _Parser:
             return whole
         yes = self.expression(conditional=False)
         self.take(":", or_else=_OPERATOR)
-        return Call(whole.offset, "_?_:_", [whole, yes, self.expression()])
+        return syntax.Call(whole.offset, "_?_:_", [whole, yes, self.expression()])
 
-    def _operand(self, others: tuple[str, ...] = ()) -> Expr:
+    def _operand(self, others: tuple[str, ...] = ()) -> syntax.Expr:
         first = self._stream[self._at]
         count = 0
         while first.kind in {"!", "-"} and self._skip(first.kind):
@@ -146,70 +126,70 @@ class _Parser:
         if count % 2 == 0:
             return node
         if first.kind == "!":
-            return Call(first.offset, "!_", [node])
-        number = leading_number(node) if count == 1 else None
+            return syntax.Call(first.offset, "!_", [node])
+        number = syntax.leading_number(node) if count == 1 else None
         if number is None or number.number is None:
-            return Call(first.offset, "-_", [node])
+            return syntax.Call(first.offset, "-_", [node])
         number.number = (number.number[0], "-" + number.number[1])
         return node
 
-    def _member(self, node: Expr, kind: str) -> Expr:
+    def _member(self, node: syntax.Expr, kind: str) -> syntax.Expr:
         """``node`` with one ``.name``, call or index, whose first token was of this kind."""
         if kind == "(":
-            arguments: list[Expr] = []
+            arguments: list[syntax.Expr] = []
             if not self._skip(")"):
                 arguments.append(self.expression(")"))
                 while self.take(",", ")", or_else=_OPERATOR).kind == ",":
                     arguments.append(self.expression())
-            if isinstance(node, Select):
-                return macros.expand(self._source, Call(node.offset, node.field, arguments, node.operand))
-            assert isinstance(node, Ident)  # noqa: S101  `_is_name`
-            call = Call(node.offset, node.name, arguments)
+            if isinstance(node, syntax.Select):
+                return macros.expand(self._source, syntax.Call(node.offset, node.field, arguments, node.operand))
+            assert isinstance(node, syntax.Ident)  # noqa: S101  `_is_name`
+            call = syntax.Call(node.offset, node.name, arguments)
             return call if node.name.startswith(".") else macros.expand(self._source, call)
         if kind == "[":
             optional = self._skip("?")
             key = self.expression() if optional else self.expression("?")
             self.take("]", or_else=_OPERATOR)
-            return Call(key.offset, "_[?_]" if optional else "_[_]", [node, key])
+            return syntax.Call(key.offset, "_[?_]" if optional else "_[_]", [node, key])
         if self._skip("?"):
-            name = self.take(IDENT)
-            return Call(name.offset, "_?._", [node, Literal(name.offset, name.text)])
-        name = self.take(IDENT, or_else="'?'")
-        return Select(name.offset, node, name.text)
+            name = self.take(syntax.IDENT)
+            return syntax.Call(name.offset, "_?._", [node, syntax.Literal(name.offset, name.text)])
+        name = self.take(syntax.IDENT, or_else="'?'")
+        return syntax.Select(name.offset, node, name.text)
 
-    def _message(self, node: Expr) -> Expr:
-        entries: list[FieldEntry] = []
+    def _message(self, node: syntax.Expr) -> syntax.Expr:
+        entries: list[syntax.FieldEntry] = []
         while self._more("}", entries):
-            if self._kind not in {IDENT, "?"}:
-                raise self._unexpected("", IDENT, "?", "}", *(() if entries else ","))
+            if self._kind not in {syntax.IDENT, "?"}:
+                raise self._unexpected("", syntax.IDENT, "?", "}", *(() if entries else ","))
             optional = self._skip("?")
-            field = self.take(IDENT)
+            field = self.take(syntax.IDENT)
             self.take(":")
-            entries.append(FieldEntry(field.offset, field.text, self.expression(), optional))
+            entries.append(syntax.FieldEntry(field.offset, field.text, self.expression(), optional))
         name = qualified_name(node)
         if name is None or node.parenthesized:
             raise self._source.error(node.offset, "syntax error: expected a type name before '{'")
-        return Message(node.offset, name, entries)
+        return syntax.Message(node.offset, name, entries)
 
     # --- primaries
 
-    def _literal(self, token: Token) -> Expr:
-        return decoded(self._source, token)
+    def _literal(self, token: syntax.Token) -> syntax.Expr:
+        return syntax.decoded(self._source, token)
 
-    def _name(self, token: Token) -> Expr:
-        name = self.take(IDENT) if token.kind == "." else token
+    def _name(self, token: syntax.Token) -> syntax.Expr:
+        name = self.take(syntax.IDENT) if token.kind == "." else token
         if name.text in _RESERVED:
             raise self._source.error(name.offset, f"{name.text} is a reserved word and cannot be a name")
-        return Ident(name.offset, token.text + name.text if token.kind == "." else name.text)
+        return syntax.Ident(name.offset, token.text + name.text if token.kind == "." else name.text)
 
-    def _parenthesized(self, _token: Token) -> Expr:
+    def _parenthesized(self, _token: syntax.Token) -> syntax.Expr:
         inner = self.expression()
         self.take(")", or_else=_OPERATOR)
         inner.parenthesized = True
         return inner
 
-    def _list(self, token: Token) -> Expr:
-        elements: list[Expr] = []
+    def _list(self, token: syntax.Token) -> syntax.Expr:
+        elements: list[syntax.Expr] = []
         optional: set[int] = set()
         while self._more("]", elements):
             if self._skip("?"):
@@ -217,16 +197,16 @@ class _Parser:
                 elements.append(self.expression())
             else:
                 elements.append(self.expression("]", "?", *(() if elements else ",")))
-        return ListLiteral(token.offset, elements, frozenset(optional))
+        return syntax.ListLiteral(token.offset, elements, frozenset(optional))
 
-    def _map(self, token: Token) -> Expr:
-        entries: list[MapEntry] = []
+    def _map(self, token: syntax.Token) -> syntax.Expr:
+        entries: list[syntax.MapEntry] = []
         while self._more("}", entries):
             optional = self._skip("?")
             key = self.expression() if optional else self.expression("}", "?", *(() if entries else ","))
             self.take(":", or_else=_OPERATOR)
-            entries.append(MapEntry(key.offset, key, self.expression(), optional))
-        return MapLiteral(token.offset, entries)
+            entries.append(syntax.MapEntry(key.offset, key, self.expression(), optional))
+        return syntax.MapLiteral(token.offset, entries)
 
     def _more(self, end: str, items: Sequence[object]) -> bool:
         """Return whether an item follows, before ``end``. One comma may follow the last item or stand alone."""
@@ -238,9 +218,9 @@ class _Parser:
         return not self._skip(end)
 
 
-_PRIMARIES: Final[Mapping[str, Callable[[_Parser, Token], Expr]]] = {
-    **dict.fromkeys(LITERALS, _Parser._literal),
-    IDENT: _Parser._name,
+_PRIMARIES: Final[Mapping[str, Callable[[_Parser, syntax.Token], syntax.Expr]]] = {
+    **dict.fromkeys(syntax.LITERALS, _Parser._literal),
+    syntax.IDENT: _Parser._name,
     ".": _Parser._name,
     "(": _Parser._parenthesized,
     "[": _Parser._list,
@@ -248,26 +228,31 @@ _PRIMARIES: Final[Mapping[str, Callable[[_Parser, Token], Expr]]] = {
 }
 
 
-def _is_name(node: Expr) -> bool:
-    if isinstance(node, Select):
+def _is_name(node: syntax.Expr) -> bool:
+    if isinstance(node, syntax.Select):
         return not (node.test or node.parenthesized)
-    return isinstance(node, Ident) and not node.parenthesized
+    return isinstance(node, syntax.Ident) and not node.parenthesized
 
 
-def _joined(operator: str, left: Expr, right: Expr) -> Expr:
+def _joined(operator: str, left: syntax.Expr, right: syntax.Expr) -> syntax.Expr:
     """A chain of ``&&`` or ``||`` becomes one node with many terms, so that a long chain is not a deep tree."""
     function = "@in" if operator == "in" else f"_{operator}_"
-    if operator in {"&&", "||"} and isinstance(left, Call) and left.function == function and not left.parenthesized:
+    if (
+        operator in {"&&", "||"}
+        and isinstance(left, syntax.Call)
+        and left.function == function
+        and not left.parenthesized
+    ):
         left.arguments.append(right)
         return left
-    return Call(left.offset, function, [left, right])
+    return syntax.Call(left.offset, function, [left, right])
 
 
-def qualified_name(node: Expr) -> str | None:
+def qualified_name(node: syntax.Expr) -> str | None:
     """``a.b.c`` for a chain of plain names, None for anything else."""
-    if isinstance(node, Ident):
+    if isinstance(node, syntax.Ident):
         return node.name
-    if isinstance(node, Select) and not node.test:
+    if isinstance(node, syntax.Select) and not node.test:
         prefix = qualified_name(node.operand)
         return None if prefix is None else f"{prefix}.{node.field}"
     return None

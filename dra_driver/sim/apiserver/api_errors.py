@@ -3,15 +3,7 @@ programs match on them. `status_body` turns one into a metav1.Status."""
 
 from collections.abc import Sequence
 
-from dra_driver.core.errors import (
-    AlreadyExistsError,
-    ConflictError,
-    ForbiddenError,
-    GoneError,
-    InvalidObjectError,
-    KubernetesApiError,
-    NotFoundError,
-)
+from dra_driver.core import errors
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from dra_driver.sim.apiserver.kind import ResourceKind
 from dra_driver.sim.apiserver.validation import StatusCause
@@ -25,28 +17,28 @@ def _details(kind: ResourceKind, name: str) -> Obj:
     return details
 
 
-def not_found(kind: ResourceKind, name: str) -> NotFoundError:
+def not_found(kind: ResourceKind, name: str) -> errors.NotFoundError:
     message = f'{kind.qualified} "{name}" not found'
-    return NotFoundError(message, status=404, reason="NotFound", details=_details(kind, name))
+    return errors.NotFoundError(message, status=404, reason="NotFound", details=_details(kind, name))
 
 
-def already_exists(kind: ResourceKind, name: str) -> AlreadyExistsError:
+def already_exists(kind: ResourceKind, name: str) -> errors.AlreadyExistsError:
     message = f'{kind.qualified} "{name}" already exists'
-    return AlreadyExistsError(message, status=409, reason="AlreadyExists", details=_details(kind, name))
+    return errors.AlreadyExistsError(message, status=409, reason="AlreadyExists", details=_details(kind, name))
 
 
 MODIFIED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
-def conflict(kind: ResourceKind, name: str, why: str = MODIFIED, *, subresource: str = "") -> ConflictError:
+def conflict(kind: ResourceKind, name: str, why: str = MODIFIED, *, subresource: str = "") -> errors.ConflictError:
     """409: another client wrote first, or a precondition does not hold."""
     collection = f"{kind.qualified}/{subresource}" if subresource else kind.qualified
     message = f'Operation cannot be fulfilled on {collection} "{name}": {why}'
     details = _details(kind, name) | {"kind": collection.partition(".")[0] if not kind.group else kind.plural}
-    return ConflictError(message, status=409, reason="Conflict", details=details)
+    return errors.ConflictError(message, status=409, reason="Conflict", details=details)
 
 
-def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, found: str) -> ConflictError:
+def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, found: str) -> errors.ConflictError:
     """409: a delete requires another UID or resourceVersion; ``what`` is ``UID`` or ``ResourceVersion``."""
     happened = "deleted and then recreated" if what == "UID" else "modified"
     shown_kind = f"{kind.kind}.{kind.group}" if kind.group else kind.kind
@@ -55,12 +47,12 @@ def precondition_failed(kind: ResourceKind, name: str, what: str, asked: str, fo
         f"match the {what} in record ({found}). The object might have been {happened}"
     )
     details = _details(kind, name) | {"kind": kind.kind}
-    return ConflictError(message, status=409, reason="Conflict", details=details)
+    return errors.ConflictError(message, status=409, reason="Conflict", details=details)
 
 
 def invalid_object(
     kind: ResourceKind, name: str, problems: Sequence[StatusCause], kind_name: str = ""
-) -> InvalidObjectError:
+) -> errors.InvalidObjectError:
     """422 with every broken rule as a cause. ``kind_name`` replaces the kind's name in the message."""
     texts = [str(problem) for problem in problems]
     listed = texts[0] if len(texts) == 1 else f"[{', '.join(texts)}]"
@@ -69,31 +61,31 @@ def invalid_object(
     causes = [{"reason": item.reason, "message": item.message, "field": item.field} for item in problems]
     details = _details(kind, name) | {"kind": shown_name, "causes": causes}
     message = f'{shown_kind} "{name}" is invalid: {listed}'
-    return InvalidObjectError(message, status=422, reason="Invalid", details=details)
+    return errors.InvalidObjectError(message, status=422, reason="Invalid", details=details)
 
 
-def bad_request(message: str) -> InvalidObjectError:
-    return InvalidObjectError(message, status=400, reason="BadRequest")
+def bad_request(message: str) -> errors.InvalidObjectError:
+    return errors.InvalidObjectError(message, status=400, reason="BadRequest")
 
 
-def forbidden(kind: ResourceKind, name: str, why: str, causes: Sequence[Obj] = ()) -> ForbiddenError:
+def forbidden(kind: ResourceKind, name: str, why: str, causes: Sequence[Obj] = ()) -> errors.ForbiddenError:
     details = _details(kind, name) | ({"causes": list(causes)} if causes else {})
-    return ForbiddenError(
+    return errors.ForbiddenError(
         f'{kind.qualified} "{name}" is forbidden: {why}', status=403, reason="Forbidden", details=details
     )
 
 
-def expired(asked: int, oldest: int) -> GoneError:
+def expired(asked: int, oldest: int) -> errors.GoneError:
     """410: the history does not reach back to the requested revision."""
-    return GoneError(f"too old resource version: {asked} ({oldest})", status=410, reason="Expired")
+    return errors.GoneError(f"too old resource version: {asked} ({oldest})", status=410, reason="Expired")
 
 
-def status_error(status: int, reason: str, message: str, details: Obj | None = None) -> KubernetesApiError:
+def status_error(status: int, reason: str, message: str, details: Obj | None = None) -> errors.KubernetesApiError:
     """Any other error (401, 404 of a path, 405, 406, 413, 415, 504)."""
-    return KubernetesApiError(message, status=status, reason=reason, details=details)
+    return errors.KubernetesApiError(message, status=status, reason=reason, details=details)
 
 
-def status_body(error: KubernetesApiError) -> Obj:
+def status_body(error: errors.KubernetesApiError) -> Obj:
     body: Obj = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": str(error)}
     if error.reason:
         body["reason"] = error.reason

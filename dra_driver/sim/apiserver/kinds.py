@@ -5,24 +5,9 @@ registry strategies."""
 from functools import partial
 
 from dra_driver.sim.apiserver.kind import ResourceKind
-from dra_driver.sim.apiserver.rules.core import (
-    EVENT_RULES,
-    GPU_NODE_RULES,
-    NAMESPACE_RULES,
-    POLICY_OBJECT_RULES,
-    SECRET_RULES,
-    SERVICE_RULES,
-)
+from dra_driver.sim.apiserver.rules import core, workloads
 from dra_driver.sim.apiserver.rules.dra import CLAIM_RULES, CLASS_RULES, TEMPLATE_RULES
 from dra_driver.sim.apiserver.rules.slices import SLICE_RULES
-from dra_driver.sim.apiserver.rules.workloads import (
-    BUDGET_RULES,
-    DAEMON_SET_RULES,
-    DEPLOYMENT_RULES,
-    JOB_RULES,
-    POD_RULES,
-    REPLICA_SET_RULES,
-)
 from dra_driver.sim.apiserver.validation import dns_1035_label, dns_label, path_segment
 
 _apps = partial(ResourceKind, group="apps", categories=("all",), generation=True)
@@ -49,7 +34,7 @@ NAMESPACES = ResourceKind(
     subresources=("status", "finalize"),
     name_rule=dns_label,
     selectable=("status.phase",),
-    rules=NAMESPACE_RULES,
+    rules=core.NAMESPACE_RULES,
 )
 NODES = ResourceKind(
     kind="Node",
@@ -71,7 +56,7 @@ PODS = ResourceKind(
         *("status.phase", "status.podIP", "status.nominatedNodeName"),
     ),
     returns_deleted=True,
-    rules=POD_RULES,
+    rules=workloads.POD_RULES,
 )
 _INVOLVED = ("kind", "namespace", "name", "uid", "apiVersion", "resourceVersion", "fieldPath")
 EVENTS = ResourceKind(
@@ -82,10 +67,10 @@ EVENTS = ResourceKind(
         *(f"involvedObject.{field}" for field in _INVOLVED),
         *("reason", "reportingComponent", "source", "type"),
     ),
-    rules=EVENT_RULES,
+    rules=core.EVENT_RULES,
 )
 SERVICE_ACCOUNTS = ResourceKind(kind="ServiceAccount", short_names=("sa",), returns_deleted=True)
-SECRETS = ResourceKind(kind="Secret", selectable=("type",), rules=SECRET_RULES)
+SECRETS = ResourceKind(kind="Secret", selectable=("type",), rules=core.SECRET_RULES)
 CONFIG_MAPS = ResourceKind(kind="ConfigMap", short_names=("cm",))
 SERVICES = ResourceKind(
     kind="Service",
@@ -96,19 +81,19 @@ SERVICES = ResourceKind(
     create_on_update=True,
     selectable=("spec.clusterIP", "spec.type"),
     returns_deleted=True,
-    rules=SERVICE_RULES,
+    rules=core.SERVICE_RULES,
 )
 DEPLOYMENTS = _apps(
-    kind="Deployment", short_names=("deploy",), subresources=("status", "scale"), rules=DEPLOYMENT_RULES
+    kind="Deployment", short_names=("deploy",), subresources=("status", "scale"), rules=workloads.DEPLOYMENT_RULES
 )
 REPLICA_SETS = _apps(
     kind="ReplicaSet",
     short_names=("rs",),
     subresources=("status", "scale"),
     selectable=("status.replicas",),
-    rules=REPLICA_SET_RULES,
+    rules=workloads.REPLICA_SET_RULES,
 )
-DAEMON_SETS = _apps(kind="DaemonSet", short_names=("ds",), subresources=("status",), rules=DAEMON_SET_RULES)
+DAEMON_SETS = _apps(kind="DaemonSet", short_names=("ds",), subresources=("status",), rules=workloads.DAEMON_SET_RULES)
 JOBS = ResourceKind(
     group="batch",
     kind="Job",
@@ -117,7 +102,7 @@ JOBS = ResourceKind(
     generation=True,
     selectable=("status.successful",),
     default_propagation="Orphan",
-    rules=JOB_RULES,
+    rules=workloads.JOB_RULES,
 )
 RESOURCE_SLICES = _dra(
     kind="ResourceSlice",
@@ -136,7 +121,7 @@ POD_DISRUPTION_BUDGETS = ResourceKind(
     short_names=("pdb",),
     subresources=("status",),
     generation=True,
-    rules=BUDGET_RULES,
+    rules=workloads.BUDGET_RULES,
 )
 ROLES = _rbac(kind="Role")
 ROLE_BINDINGS = _rbac(kind="RoleBinding")
@@ -154,8 +139,8 @@ CUSTOM_RESOURCE_DEFINITIONS = ResourceKind(
     generation=True,
     needs_resource_version=True,
 )
-GPU_POLICIES = _own(kind="GpuPolicy", short_names=("gpupol",), rules=POLICY_OBJECT_RULES)
-GPU_NODES = _own(kind="GpuNode", short_names=("gpuno",), rules=GPU_NODE_RULES)
+GPU_POLICIES = _own(kind="GpuPolicy", short_names=("gpupol",), rules=core.POLICY_OBJECT_RULES)
+GPU_NODES = _own(kind="GpuNode", short_names=("gpuno",), rules=core.GPU_NODE_RULES)
 
 ALL_KINDS: tuple[ResourceKind, ...] = tuple(
     sorted(

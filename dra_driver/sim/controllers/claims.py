@@ -17,27 +17,14 @@ from dra_driver.core.errors import ConflictError, DraError, NotFoundError
 from dra_driver.core.time import parse_time
 from dra_driver.kube.devices import newest_slices, pool_of
 from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION
+from dra_driver.sim import objects
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIM_TEMPLATES, RESOURCE_CLAIMS, RESOURCE_SLICES
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
 from dra_driver.sim.loop import Controller
-from dra_driver.sim.objects import (
-    CLAIM_ANNOTATION,
-    FINALIZER,
-    claim_names,
-    generated_claims,
-    is_deleted,
-    is_finished,
-    is_reserved,
-    key,
-    owned_by,
-    owner_reference,
-    set_condition,
-    uid,
-)
 
 # Claims generated for one pod: from a template by this controller, or for extended resources by the scheduler.
-_GENERATED = frozenset({CLAIM_ANNOTATION, EXTENDED_CLAIM_ANNOTATION})
+_GENERATED = frozenset({objects.CLAIM_ANNOTATION, EXTENDED_CLAIM_ANNOTATION})
 
 
 class ClaimController(Controller):
@@ -54,9 +41,9 @@ class ClaimController(Controller):
         pods = self._store.list(PODS).items
         failed = False
         for pod in pods:
-            if not is_deleted(pod) and not is_finished(pod):
+            if not objects.is_deleted(pod) and not objects.is_finished(pod):
                 failed |= not self._ensure_claims(pod, claims)
-        users = {uid(pod): pod for pod in pods}
+        users = {objects.uid(pod): pod for pod in pods}
         for claim in claims:
             try:
                 self._release(claim, users)
@@ -75,7 +62,7 @@ class ClaimController(Controller):
             try:
                 claim = self._generated(pod, item["name"], claims) or self._generate(pod, item)
             except DraError as error:
-                if (about := (uid(pod), item["name"])) not in self._reported:
+                if (about := (objects.uid(pod), item["name"])) not in self._reported:
                     self._reported.add(about)
                     text = f"PodResourceClaim {item['name']}: failed to create ResourceClaim: {error}"
                     self._recorder.warning(pod, "FailedResourceClaimCreation", text)
@@ -88,11 +75,13 @@ class ClaimController(Controller):
     @staticmethod
     def _generated(pod: Obj, name: str, claims: list[Obj]) -> Obj | None:
         """A claim of an earlier step that failed before it wrote the pod's status."""
-        own = (claim for claim in claims if owned_by(claim, pod))
-        return next((claim for claim in own if dig(claim, "metadata", "annotations", CLAIM_ANNOTATION) == name), None)
+        own = (claim for claim in claims if objects.owned_by(claim, pod))
+        return next(
+            (claim for claim in own if dig(claim, "metadata", "annotations", objects.CLAIM_ANNOTATION) == name), None
+        )
 
     def _generate(self, pod: Obj, item: Obj) -> Obj:
-        namespace, pod_name = key(pod)
+        namespace, pod_name = objects.key(pod)
         template = self._store.get(RESOURCE_CLAIM_TEMPLATES, item["resourceClaimTemplateName"], namespace)
         given = mapping(template, "spec", "metadata")
         # Cut a long pod name, not the claim's name, so that generated names stay readable.
@@ -100,8 +89,8 @@ class ClaimController(Controller):
         metadata = {
             "generateName": prefix,
             "labels": mapping(given, "labels"),
-            "annotations": {**mapping(given, "annotations"), CLAIM_ANNOTATION: item["name"]},
-            "ownerReferences": [owner_reference(pod)],
+            "annotations": {**mapping(given, "annotations"), objects.CLAIM_ANNOTATION: item["name"]},
+            "ownerReferences": [objects.owner_reference(pod)],
         }
         claim = {"metadata": metadata, "spec": mapping(template, "spec", "spec")}
         return self._store.create(RESOURCE_CLAIMS, claim, namespace=namespace)
@@ -120,23 +109,25 @@ class ClaimController(Controller):
                 claim["status"].pop(field, None)
             claim = self._store.update_status(RESOURCE_CLAIMS, claim)
         # Otherwise the scheduler has just added the finalizer and is about to allocate the claim.
-        if (freed or is_deleted(claim)) and FINALIZER in entries(claim, "metadata", "finalizers"):
-            claim["metadata"]["finalizers"].remove(FINALIZER)
+        if (freed or objects.is_deleted(claim)) and objects.FINALIZER in entries(claim, "metadata", "finalizers"):
+            claim["metadata"]["finalizers"].remove(objects.FINALIZER)
             claim = self._store.update(RESOURCE_CLAIMS, claim)
         self._delete_generated(claim, pods)
 
     def _delete_generated(self, claim: Obj, pods: dict[str, Obj]) -> None:
         """Delete the claim of a finished pod now: the garbage collector would wait until the pod is deleted."""
-        if is_deleted(claim) or _GENERATED.isdisjoint(mapping(claim, "metadata", "annotations")):
+        if objects.is_deleted(claim) or _GENERATED.isdisjoint(mapping(claim, "metadata", "annotations")):
             return
         owner = next((pods.get(item.get("uid", "")) for item in entries(claim, "metadata", "ownerReferences")), None)
         if owner is not None and _done(owner):
-            self._store.delete(RESOURCE_CLAIMS, key(claim)[1], key(claim)[0], DeleteOptions(uid=uid(claim)))
+            self._store.delete(
+                RESOURCE_CLAIMS, objects.key(claim)[1], objects.key(claim)[0], DeleteOptions(uid=objects.uid(claim))
+            )
 
 
 def _done(pod: Obj) -> bool:
     """Return whether the pod will never use a claim again: it has finished, or was deleted before it was bound."""
-    return is_finished(pod) or (is_deleted(pod) and not dig(pod, "spec", "nodeName"))
+    return objects.is_finished(pod) or (objects.is_deleted(pod) and not dig(pod, "spec", "nodeName"))
 
 
 def _uses(user: Obj, pod: Obj | None) -> bool:
@@ -163,7 +154,7 @@ class DeviceTaintController(Controller):
         tainted = _tainted([record.obj for record in self._store.read_all(RESOURCE_SLICES)[0]])
         if not tainted and not self._planned:
             return None
-        claims = {key(claim): claim for claim in self._store.list(RESOURCE_CLAIMS).items}
+        claims = {objects.key(claim): claim for claim in self._store.list(RESOURCE_CLAIMS).items}
         times = {name: at for name, claim in claims.items() if (at := _eviction_time(claim, tainted)) is not None}
         wait_s: float | None = None
         for pod in self._store.list(PODS).items:
@@ -171,32 +162,32 @@ class DeviceTaintController(Controller):
             if at is None:
                 self._cancel(pod)
             elif (left_s := (at - self._clock()).total_seconds()) > 0:
-                self._planned.add(uid(pod))
+                self._planned.add(objects.uid(pod))
                 wait_s = left_s if wait_s is None else min(wait_s, left_s)
             else:
                 self._evict(pod)
         return wait_s
 
     def _cancel(self, pod: Obj) -> None:
-        if uid(pod) in self._planned:
-            self._planned.discard(uid(pod))
-            if not is_deleted(pod):
+        if objects.uid(pod) in self._planned:
+            self._planned.discard(objects.uid(pod))
+            if not objects.is_deleted(pod):
                 self._recorder.normal(pod, _EVENT, "Cancelling deletion")
 
     def _evict(self, pod: Obj) -> None:
-        self._planned.discard(uid(pod))
-        if is_deleted(pod):
+        self._planned.discard(objects.uid(pod))
+        if objects.is_deleted(pod):
             return
         self._recorder.normal(pod, _EVENT, "Marking for deletion")
         message = "Device Taint manager: deleting due to NoExecute taint"
-        changed = set_condition(
+        changed = objects.set_condition(
             pod, "DisruptionTarget", "True", self._clock(), reason="DeletionByDeviceTaintManager", message=message
         )
-        namespace, name = key(pod)
+        namespace, name = objects.key(pod)
         with suppress(NotFoundError):
             if changed:
                 self._store.update_status(PODS, pod)
-            self._store.delete(PODS, name, namespace, DeleteOptions(uid=uid(pod)))
+            self._store.delete(PODS, name, namespace, DeleteOptions(uid=objects.uid(pod)))
 
 
 def _tainted(slices: Sequence[Obj]) -> dict[Device, list[Obj]]:
@@ -235,10 +226,14 @@ def _tolerates(toleration: Obj, taint: Obj) -> bool:
 
 
 def _claims_of(pod: Obj, claims: dict[tuple[str, str], Obj]) -> Iterator[tuple[str, str]]:
-    if not dig(pod, "spec", "nodeName") or is_finished(pod):
+    if not dig(pod, "spec", "nodeName") or objects.is_finished(pod):
         return
-    generated = generated_claims(pod)
-    for name, claim_name in claim_names(pod):
-        claim = claims.get((key(pod)[0], claim_name or ""))
-        if claim is not None and is_reserved(claim, pod) and (name not in generated or owned_by(claim, pod)):
-            yield key(claim)
+    generated = objects.generated_claims(pod)
+    for name, claim_name in objects.claim_names(pod):
+        claim = claims.get((objects.key(pod)[0], claim_name or ""))
+        if (
+            claim is not None
+            and objects.is_reserved(claim, pod)
+            and (name not in generated or objects.owned_by(claim, pod))
+        ):
+            yield objects.key(claim)

@@ -17,6 +17,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ConflictError, DraError, NotFoundError, RetryableError
+from dra_driver.sim import objects
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, utc_now
 from dra_driver.sim.apiserver.kinds import PODS, RESOURCE_CLAIMS
 from dra_driver.sim.apiserver.store import DeleteOptions, Store
@@ -25,16 +26,6 @@ from dra_driver.sim.node.container import ContainerView, MadeProcesses, cdi_name
 from dra_driver.sim.node.kubelet import DraManager
 from dra_driver.sim.node.kubelet_state import NodeClaim, resources_status
 from dra_driver.sim.node.pod_status import ContainerState, all_waiting, fill, phase, read_state
-from dra_driver.sim.objects import (
-    claim_names,
-    extended_claim_name,
-    generated_claims,
-    is_deleted,
-    is_reserved,
-    key,
-    owned_by,
-    uid,
-)
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +63,12 @@ class PodWorker:
         self._pod = pod
         self._pod_ip = pod_ip
         self._on_end = on_end
-        self._uid = uid(pod)
+        self._uid = objects.uid(pod)
         self._states = all_waiting(pod)
         self._gone = False
         self._wake = threading.Event()
         self._health_changed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"pod-{key(pod)[1]}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"pod-{objects.key(pod)[1]}", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
@@ -88,7 +79,7 @@ class PodWorker:
             self._gone = True
         else:
             self._pod = pod
-        if self._gone or is_deleted(self._pod):
+        if self._gone or objects.is_deleted(self._pod):
             self._wake.set()
 
     def wake(self) -> None:
@@ -107,13 +98,13 @@ class PodWorker:
         except _EndedError:
             self._end()
         except Exception:  # thread boundary: further pods must keep running
-            log.exception("pod worker failed", extra={"pod": "/".join(key(self._pod))})
+            log.exception("pod worker failed", extra={"pod": "/".join(objects.key(self._pod))})
         finally:
             self._on_end(self._uid)
 
     def _run_pod(self) -> None:
         if self._adopt():
-            log.info("running pod adopted", extra={"pod": "/".join(key(self._pod))})
+            log.info("running pod adopted", extra={"pod": "/".join(objects.key(self._pod))})
         else:
             self._check_end()
             self._publish()
@@ -158,31 +149,31 @@ class PodWorker:
         self._check_end()
 
     def _check_end(self) -> None:
-        if self._gone or is_deleted(self._pod) or self._host.stop.is_set():
+        if self._gone or objects.is_deleted(self._pod) or self._host.stop.is_set():
             raise _EndedError
 
     def _prepare(self) -> dict[str, str]:
-        named = dict(claim_names(self._pod))
-        if extended := extended_claim_name(self._pod):
+        named = dict(objects.claim_names(self._pod))
+        if extended := objects.extended_claim_name(self._pod):
             named[_EXTENDED] = extended
         claims = {name: self._claim(name, claim) for name, claim in named.items()}
         self._host.dra.prepare(self._uid, list(claims.values()))
         return {name: claim.uid for name, claim in claims.items()}
 
     def _claim(self, name: str, claim_name: str | None) -> NodeClaim:
-        namespace, pod_name = key(self._pod)
+        namespace, pod_name = objects.key(self._pod)
         if claim_name is None:
             raise RetryableError(f"the ResourceClaim for {name} of pod {namespace}/{pod_name} does not exist yet")
         claim = self._host.store.get(RESOURCE_CLAIMS, claim_name, namespace)
-        if name in {_EXTENDED, *generated_claims(self._pod)} and not owned_by(claim, self._pod):
+        if name in {_EXTENDED, *objects.generated_claims(self._pod)} and not objects.owned_by(claim, self._pod):
             raise RetryableError(f"ResourceClaim {claim_name} was not created for pod {namespace}/{pod_name}")
-        if not is_reserved(claim, self._pod):
+        if not objects.is_reserved(claim, self._pod):
             raise RetryableError(f"pod {pod_name} ({self._uid}) is not allowed to use ResourceClaim {claim_name}")
         allocation = dig(claim, "status", "allocation")
         if allocation is None:
             raise RetryableError(f"ResourceClaim {claim_name} is not allocated")
         drivers = sorted({result["driver"] for result in entries(allocation, "devices", "results")})
-        return NodeClaim(namespace=namespace, name=claim_name, uid=uid(claim), drivers=tuple(drivers))
+        return NodeClaim(namespace=namespace, name=claim_name, uid=objects.uid(claim), drivers=tuple(drivers))
 
     def _report_prepare(self, error: DraError) -> None:
         text = f"Failed to prepare dynamic resources: prepare dynamic resources: {error}"
@@ -224,7 +215,7 @@ class PodWorker:
         recorder.normal(self._pod, "Pulled", f'Container image "{image}" already present on machine', path)
         recorder.normal(self._pod, "Created", f"Created container: {name}", path)
         result, now = view.check(), utc_now()
-        self._host.store.logs.append(*key(self._pod), name, result.output)
+        self._host.store.logs.append(*objects.key(self._pod), name, result.output)
         recorder.normal(self._pod, "Started", f"Started container {name}", path)
         state = self._states[name]
         if result.exit_code == 0 and not once:
@@ -267,7 +258,7 @@ class PodWorker:
                 return
         if not self._gone:
             self._publish()
-            namespace, name = key(self._pod)
+            namespace, name = objects.key(self._pod)
             with suppress(NotFoundError, ConflictError):  # already deleted
                 self._host.store.delete(PODS, name, namespace, DeleteOptions(uid=self._uid, grace_period_s=0))
         for name in self._states:
@@ -277,11 +268,11 @@ class PodWorker:
         return ContainerView(self._host.views / self._uid / container)
 
     def _publish(self) -> None:
-        namespace, name = key(self._pod)
+        namespace, name = objects.key(self._pod)
         self._health_changed.clear()
         for _ in range(_WRITE_ATTEMPTS):
             pod = self._host.store.find(PODS, name, namespace)
-            if pod is None or uid(pod) != self._uid:
+            if pod is None or objects.uid(pod) != self._uid:
                 return
             fill(pod, self._states, utc_now(), host_ip=self._host.host_ip, pod_ip=self._pod_ip)
             self._add_health(pod)
@@ -294,8 +285,8 @@ class PodWorker:
         containers = [item for item in entries(pod, "spec", "containers") if entries(item, "resources", "claims")]
         if not containers:
             return
-        namespace, dra = key(pod)[0], self._host.dra
-        claims = {name: claim for name, claim in claim_names(pod) if claim}
+        namespace, dra = objects.key(pod)[0], self._host.dra
+        claims = {name: claim for name, claim in objects.claim_names(pod) if claim}
         devices = {name: dra.state.devices_of(namespace, claim) for name, claim in claims.items()}
         found = {item["name"]: resources_status(item, devices, dra.health) for item in containers}
         for status in entries(pod, "status", "containerStatuses"):

@@ -23,15 +23,8 @@ from dra_driver.core.errors import (
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.hardware.gpu.backend import ComputeMode, MigModes, ModeAnswer
+from dra_driver.hardware.gpu.nvml import mig
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE, change, optional, refusal, required
-from dra_driver.hardware.gpu.nvml.mig import (
-    ComputeProfile,
-    MigFacts,
-    compute_profiles,
-    read_compute_instance,
-    read_instances,
-    spanning,
-)
 
 Handle = pynvml.c_nvmlDevice_t
 Instance = TypeVar("Instance")
@@ -106,7 +99,7 @@ def revert_pending_mode(handle: Handle) -> bool:
     return False
 
 
-def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_id: int, start: int) -> int:
+def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: mig.MigFacts, profile_id: int, start: int) -> int:
     """See ``GpuControl.create_gpu_instance``. Destroys the new instance when its id cannot be read."""
     profile = next((profile for profile in facts.profiles if profile.profile_id == profile_id), None)
     if profile is None or start not in profile.starts:
@@ -132,21 +125,21 @@ def create_gpu_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, profile_i
         raise
 
 
-def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: MigFacts, gi_id: int) -> ComputeInstance:
+def create_compute_instance(handle: Handle, gpu: GpuUuid, facts: mig.MigFacts, gi_id: int) -> ComputeInstance:
     """See ``GpuControl.create_compute_instance``. Destroys the new instance when its UUID cannot be read."""
     doing = f"creating the compute instance of GPU instance {gi_id} of GPU {gpu}"
-    existing = next((one for one in read_instances(handle, facts) if one.gi_id == gi_id), None)
+    existing = next((one for one in mig.read_instances(handle, facts) if one.gi_id == gi_id), None)
     if existing is None:
         raise DeviceLostError(f"{doing} failed: that GPU instance does not exist; create it again")
     if existing.compute:
         ids = _numbers(tuple(one.ci_id for one in existing.compute))
         raise NoRoomError(f"{doing} failed: it has one already (id {ids}); destroy it first")
     instance = required(pynvml.nvmlDeviceGetGpuInstanceById, handle, gi_id)
-    profiles = compute_profiles(instance, existing.profile_id, facts)
-    made = _create(doing, instance, spanning(profiles, facts.slices.get(existing.profile_id)))
+    profiles = mig.compute_profiles(instance, existing.profile_id, facts)
+    made = _create(doing, instance, mig.spanning(profiles, facts.slices.get(existing.profile_id)))
     compute: ComputeInstance | None = None
     try:
-        compute = read_compute_instance(made, spans=True)
+        compute = mig.read_compute_instance(made, spans=True)
     finally:
         if compute is None or compute.uuid is None:
             with contextlib.suppress(pynvml.NVMLError):
@@ -194,7 +187,7 @@ def _gpu_instance(handle: Handle, gi_id: int) -> pynvml.c_nvmlGpuInstance_t | No
 
 
 def _create(
-    doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[ComputeProfile, ...]
+    doing: str, instance: pynvml.c_nvmlGpuInstance_t, candidates: tuple[mig.ComputeProfile, ...]
 ) -> pynvml.c_nvmlComputeInstance_t:
     refused = MigUnsupportedError(f"{doing} failed: no compute instance profile spans it; see nvidia-smi mig -lcip")
     for profile in candidates:
@@ -213,9 +206,9 @@ def _destroy(doing: str, call: Callable[[Instance], object], instance: Instance)
             raise
 
 
-def _now(handle: Handle, facts: MigFacts) -> str:
+def _now(handle: Handle, facts: mig.MigFacts) -> str:
     try:
-        return _listed(read_instances(handle, facts)) or "none"
+        return _listed(mig.read_instances(handle, facts)) or "none"
     except DraError as error:
         return str(error)
 

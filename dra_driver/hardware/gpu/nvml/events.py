@@ -21,18 +21,8 @@ from msgspec.structs import replace
 from dra_driver.core.errors import DetachedError, DeviceLostError
 from dra_driver.core.model.health import HealthEvent, HealthEventKind
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.nvml import errors
 from dra_driver.hardware.gpu.nvml.call_locks import YieldToWriter
-from dra_driver.hardware.gpu.nvml.errors import (
-    ABSENT,
-    DRIVER_TROUBLE,
-    describe,
-    driver_call,
-    optional,
-    raise_translated,
-    required,
-    unavailable,
-    withdraws,
-)
 from dra_driver.hardware.gpu.nvml.session import REPEAT_S, Session, SessionEndedError
 
 log = logging.getLogger(__name__)
@@ -171,10 +161,10 @@ class EventSet:
                 with self._session.waits.inside():
                     event = pynvml.nvmlEventSetWait_v2(events, timeout_ms)
             except pynvml.NVMLError as error:
-                if error.value in DRIVER_TROUBLE:
-                    raise unavailable("nvmlEventSetWait_v2", error) from error
+                if error.value in errors.DRIVER_TROUBLE:
+                    raise errors.unavailable("nvmlEventSetWait_v2", error) from error
                 if error.value != pynvml.NVML_ERROR_TIMEOUT:
-                    log.debug("waiting for GPU events failed", extra={"reason": describe(error)})
+                    log.debug("waiting for GPU events failed", extra={"reason": errors.describe(error)})
                 return SUCCESS if took else int(error.value)
             took, timeout_ms = True, MORE_MS
             goes_on = self._take(event)
@@ -186,7 +176,7 @@ class EventSet:
             self._give_back()
             self._stale.clear()
             self._covered, self._generation = frozenset(), generation
-            self._missing = frozenset(range(driver_call(pynvml.nvmlDeviceGetCount)))
+            self._missing = frozenset(range(errors.driver_call(pynvml.nvmlDeviceGetCount)))
         elif time.monotonic() < self._again_at:
             return
         self._again_at = math.inf
@@ -227,7 +217,7 @@ class EventSet:
         try:
             pynvml.nvmlEventSetFree(events)
         except pynvml.NVMLError as error:
-            log.debug("nvmlEventSetFree failed", extra={"reason": describe(error)})
+            log.debug("nvmlEventSetFree failed", extra={"reason": errors.describe(error)})
 
     def _new_set(self) -> pynvml.c_nvmlEventSet_t | None:
         """An empty set; None for a driver without events. Raises DriverUnavailableError."""
@@ -235,9 +225,9 @@ class EventSet:
         try:
             return pynvml.nvmlEventSetCreate()
         except pynvml.NVMLError as error:
-            if error.value in DRIVER_TROUBLE:
-                raise unavailable("nvmlEventSetCreate", error) from error
-            self.refusal = f"nvmlEventSetCreate says {describe(error)}"
+            if error.value in errors.DRIVER_TROUBLE:
+                raise errors.unavailable("nvmlEventSetCreate", error) from error
+            self.refusal = f"nvmlEventSetCreate says {errors.describe(error)}"
             log.info("driver has no events; changes are found by polling", extra={"reason": self.refusal})
             return None
 
@@ -251,14 +241,14 @@ def mig_events(session: Session, reading: TakeCallLock, renewed: Callable[[], No
 
     def add(generation: int, index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
         with reading(generation, index):
-            return optional(_register_mig, index, events, name="nvmlDeviceRegisterEvents") or False
+            return errors.optional(_register_mig, index, events, name="nvmlDeviceRegisterEvents") or False
 
     return EventSet(session, add, lambda _: False, renewed)
 
 
 def _register_mig(index: int, events: pynvml.c_nvmlEventSet_t) -> bool:
     handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    if optional(pynvml.nvmlDeviceGetMigMode, handle) is None:
+    if errors.optional(pynvml.nvmlDeviceGetMigMode, handle) is None:
         return False
     wanted = pynvml.nvmlDeviceGetSupportedEventTypes(handle) & pynvml.nvmlEventMigConfigChange
     if wanted:
@@ -335,8 +325,8 @@ class HealthEvents:
         if generation != self._generation:
             self._generation, self._uuids, self._deaf = generation, {}, {}
         with self._reading(generation, index):
-            handle = required(pynvml.nvmlDeviceGetHandleByIndex, index)
-            gpu = GpuUuid(required(pynvml.nvmlDeviceGetUUID, handle))
+            handle = errors.required(pynvml.nvmlDeviceGetHandleByIndex, index)
+            gpu = GpuUuid(errors.required(pynvml.nvmlDeviceGetUUID, handle))
             self._uuids[_address(handle)] = gpu
             quiet_until = self._quiet.get(gpu, 0.0) + self._again_s
             if gpu in self._quiet and time.monotonic() < quiet_until:
@@ -347,7 +337,7 @@ class HealthEvents:
         try:
             reason = _register(handle, events)
         except DeviceLostError as error:
-            if not withdraws(error):  # a GPU that is lost shows in the readings
+            if not errors.withdraws(error):  # a GPU that is lost shows in the readings
                 self._deaf = {**self._deaf, gpu: str(error)}
             raise
         self._deaf = {uuid: why for uuid, why in self._deaf.items() if uuid != gpu} | ({gpu: reason} if reason else {})
@@ -396,7 +386,7 @@ class HealthEvents:
         try:
             return GpuUuid(pynvml.nvmlDeviceGetUUID(handle))
         except pynvml.NVMLError as error:
-            log.warning("NVML event of an unknown GPU", extra={"reason": describe(error)})
+            log.warning("NVML event of an unknown GPU", extra={"reason": errors.describe(error)})
             return None
 
 
@@ -410,9 +400,9 @@ def _register(handle: pynvml.c_nvmlDevice_t, events: pynvml.c_nvmlEventSet_t) ->
         function = "nvmlDeviceRegisterEvents"
         pynvml.nvmlDeviceRegisterEvents(handle, supported & WANTED, events)
     except pynvml.NVMLError as error:
-        if error.value in ABSENT and error.value not in DRIVER_TROUBLE:
-            return f"NVML reports no errors of it: {function} says {describe(error)}"
-        raise_translated(function, error)
+        if error.value in errors.ABSENT and error.value not in errors.DRIVER_TROUBLE:
+            return f"NVML reports no errors of it: {function} says {errors.describe(error)}"
+        errors.raise_translated(function, error)
     return ""
 
 

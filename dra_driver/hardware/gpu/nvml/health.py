@@ -21,16 +21,8 @@ from msgspec import Struct, field
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.health import HealthReading, RecoveryAction
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.hardware.gpu.nvml import errors
 from dra_driver.hardware.gpu.nvml.call_locks import NoAnswerError, Patience, Reads, YieldToWriter
-from dra_driver.hardware.gpu.nvml.errors import (
-    ABSENT,
-    DRIVER_TROUBLE,
-    WITHDRAWS,
-    describe,
-    driver_call,
-    is_passing,
-    raise_translated,
-)
 from dra_driver.hardware.gpu.nvml.last_values import KEPT_LOOKS
 from dra_driver.hardware.gpu.nvml.node import Known, Node
 from dra_driver.hardware.gpu.nvml.properties import FABRIC, SWITCH, link_end, link_states, read_address, read_info
@@ -106,11 +98,11 @@ def _read(function: str, call: Callable[[], T | None], last: T | None, absent: T
     try:
         return call()
     except pynvml.NVMLError as error:
-        if error.value in ABSENT:
+        if error.value in errors.ABSENT:
             return absent
-        if error.value in WITHDRAWS or error.value in DRIVER_TROUBLE:
-            raise_translated(function, error)
-        log.debug("health of a GPU cannot be read", extra={"function": function, "reason": describe(error)})
+        if error.value in errors.WITHDRAWS or error.value in errors.DRIVER_TROUBLE:
+            errors.raise_translated(function, error)
+        log.debug("health of a GPU cannot be read", extra={"function": function, "reason": errors.describe(error)})
         return last
     except (ValueError, pynvml.NVMLLibraryMismatchError):  # as `errors.optional`
         return absent
@@ -192,7 +184,7 @@ class HealthLooks:
     def read(self, generation: int) -> tuple[HealthReading, ...]:
         """The caller uses session ``generation``."""
         known = self._node.knowledge(generation)
-        count = driver_call(pynvml.nvmlDeviceGetCount)
+        count = errors.driver_call(pynvml.nvmlDeviceGetCount)
         answers = self._answers(known, count)
         troubles: dict[GpuUuid, tuple[int, Exception | None]] = {}
         for index, answer in answers.items():
@@ -260,7 +252,7 @@ class HealthLooks:
         reason, hangs = self._why_unreachable(known, uuid, seen, found)
         if reason is not None:
             problem = found[1] if found is not None else None
-            passing = isinstance(problem, DeviceLostError) and is_passing(problem)
+            passing = isinstance(problem, DeviceLostError) and errors.is_passing(problem)
             code = getattr(problem.__cause__, "value", None) if isinstance(problem, DeviceLostError) else None
             return HealthReading(
                 gpu_uuid=uuid,
@@ -292,7 +284,7 @@ class HealthLooks:
         index, problem = found
         if isinstance(problem, DeviceLostError):
             seen.failed_looks += 1
-            passes = is_passing(problem) and seen.failed_looks <= KEPT_LOOKS
+            passes = errors.is_passing(problem) and seen.failed_looks <= KEPT_LOOKS
             return (None if passes else str(problem)), False
         hangs = self._node.hangs(known, index) or self._reads.stuck_s(index) >= self._patience.stuck_s
         if problem is None or not hangs:

@@ -14,16 +14,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import DeviceLostError
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.telemetry import metrics
-from dra_driver.hardware.gpu.nvml.errors import (
-    ABSENT,
-    DRIVER_TROUBLE,
-    WITHDRAWS,
-    describe,
-    exported_name,
-    is_passing,
-    raise_translated,
-    withdraws,
-)
+from dra_driver.hardware.gpu.nvml import errors
 from dra_driver.hardware.gpu.nvml.mig import MigFacts
 
 log = logging.getLogger(__name__)
@@ -64,22 +55,22 @@ class LastValues:
         """The answer of ``call``, else the last good one; None for a missing property (a code of ``ABSENT``, unless
         this session has read it) or one that was never read. A ``needed`` one gets ``FIRST_TRIES`` attempts. Raises
         DriverUnavailableError, and DeviceLostError for a code of ``WITHDRAWS`` or a needed property."""
-        function = name or exported_name(call)
+        function = name or errors.exported_name(call)
         for left in reversed(range(FIRST_TRIES if needed and function not in self._values else 1)):
             try:
                 answer = call(*arguments)
             except pynvml.NVMLError as error:
                 known = self._values.get(function)
-                if error.value in ABSENT and (known is None or known[0] != self._generation):
+                if error.value in errors.ABSENT and (known is None or known[0] != self._generation):
                     self._values.pop(function, None)
                     return None
-                if error.value in WITHDRAWS or error.value in DRIVER_TROUBLE:
-                    raise_translated(function, error)
+                if error.value in errors.WITHDRAWS or error.value in errors.DRIVER_TROUBLE:
+                    errors.raise_translated(function, error)
                 if needed and function not in self._values and not left:
-                    raise_translated(function, error)
-                reason = describe(error)
+                    errors.raise_translated(function, error)
+                reason = errors.describe(error)
             except DeviceLostError as error:
-                if withdraws(error) or (needed and function not in self._values and not left):
+                if errors.withdraws(error) or (needed and function not in self._values and not left):
                     raise
                 reason = str(error)
             except pynvml.NVMLLibraryMismatchError:  # not an NVMLError: see `errors.optional`
@@ -97,7 +88,7 @@ class LastValues:
 
     def constant(self, call: Callable[[*Arguments], T], *arguments: *Arguments, name: str | None = None) -> T | None:
         """As ``read``, but once per session, for a property that cannot change in it."""
-        function = name or exported_name(call)
+        function = name or errors.exported_name(call)
         known = self._values.get(function)
         if known is not None and known[0] == self._generation:
             return cast("T", known[1])
@@ -132,7 +123,7 @@ class LastValues:
         if self.gpu is not self._kept:
             self._kept, self._failed_looks = self.gpu, 0
         self._failed_looks += 1
-        if not is_passing(error) or self._failed_looks > KEPT_LOOKS:
+        if not errors.is_passing(error) or self._failed_looks > KEPT_LOOKS:
             self.gpu = self._kept = None
             return None
         if self.gpu is not None:

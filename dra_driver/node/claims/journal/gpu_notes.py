@@ -16,13 +16,6 @@ from dra_driver.core.model.ids import ClaimUid, DeviceName, GpuUuid
 from dra_driver.core.model.mig import PartitionId
 from dra_driver.node.claims.entry import OrphanedPartition, OwnerId
 from dra_driver.node.claims.journal import backups, rows, schema
-from dra_driver.node.claims.journal.backups import (
-    ClaimNames,
-    GpuStateBackup,
-    GpuStateBackups,
-    NoteBackup,
-    PartitionBackup,
-)
 from dra_driver.node.claims.journal.file import REBUILD, Database, OpenJournal
 
 log = logging.getLogger(__name__)
@@ -52,8 +45,8 @@ class GpuNotesStore(Database):
         self, path: Path, opened: OpenJournal, *, boot_id: str, owner: OwnerId, now: Callable[[], float]
     ) -> None:
         super().__init__(path, opened, boot_id=boot_id, owner=owner, now=now)
-        self._backups = GpuStateBackups(path.parent / BACKUPS_FOLDER)
-        self._names = ClaimNames(path.parent / backups.NAMES_FILE)
+        self._backups = backups.GpuStateBackups(path.parent / BACKUPS_FOLDER)
+        self._names = backups.ClaimNames(path.parent / backups.NAMES_FILE)
 
     def gpu_note(self, gpu: GpuUuid, key: str) -> str | None:
         with self._reading("read a GPU note") as connection:
@@ -199,14 +192,14 @@ class GpuNotesStore(Database):
         except StorageError as error:
             log.warning("cannot write a GPU state backup; the next start writes it", extra={"reason": str(error)})
 
-    def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> GpuStateBackup:
+    def _backup(self, connection: sqlite3.Connection, gpu: GpuUuid) -> backups.GpuStateBackup:
         notes = connection.execute("SELECT key, value, boot_id FROM gpu_note WHERE gpu_uuid = ? ORDER BY key", (gpu,))
         created = connection.execute(_CREATED, (gpu,)).fetchall()
-        return GpuStateBackup(
+        return backups.GpuStateBackup(
             gpu=gpu,
             boot_id=self.boot_id,
             notes=tuple(
-                NoteBackup(
+                backups.NoteBackup(
                     key=rows.parse_text("key", row["key"]),
                     value=rows.parse_text("value", row["value"]),
                     boot_id=rows.parse_text("boot_id", row["boot_id"]),
@@ -214,7 +207,7 @@ class GpuNotesStore(Database):
                 for row in notes.fetchall()
             ),
             partitions=tuple(
-                PartitionBackup(orphan=orphan, device=DeviceName(rows.parse_text("device", row["mig_device"])))
+                backups.PartitionBackup(orphan=orphan, device=DeviceName(rows.parse_text("device", row["mig_device"])))
                 for row, orphan in zip(created, rows.orphaned_partitions(created), strict=True)
             ),
         )

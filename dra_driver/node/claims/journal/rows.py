@@ -21,19 +21,7 @@ from dra_driver.core.model.mig import PartitionId, parse_partition_name
 from dra_driver.core.model.terms import Interval, Strategy
 from dra_driver.hardware.sharing.mps_files import MpsDaemon
 from dra_driver.kube.published import ALL_PERCENT
-from dra_driver.node.claims.entry import (
-    AssignedDevice,
-    AssignedPartition,
-    AssignedShare,
-    AssignedSharing,
-    Assignment,
-    AttemptToken,
-    Entry,
-    InstanceIds,
-    OrphanedPartition,
-    OwnerId,
-    State,
-)
+from dra_driver.node.claims import entry
 from dra_driver.node.claims.journal import schema
 
 Row = sqlite3.Row
@@ -116,18 +104,18 @@ INSERT_DEVICE = schema.insert("device", schema.DEVICE_COLUMNS)
 Choice = TypeVar("Choice", bound=StrEnum)
 
 
-def entries(rows: Iterable[Row]) -> Iterator[Entry]:
+def entries(rows: Iterable[Row]) -> Iterator[entry.Entry]:
     """Convert rows of `SELECT`, in order `BY_POSITION`."""
     for _, group in itertools.groupby(rows, key=lambda row: row["uid"]):
         of_claim = list(group)
         first = of_claim[0]
         if first["request"] is None:
             raise corruption("a claim has no device, which this driver never wrote")
-        yield Entry(
+        yield entry.Entry(
             ref=claim_ref(first),
-            state=_choice(State, "state", first["state"]),
-            attempt=AttemptToken(
-                owner=OwnerId(parse_text("owner", first["owner"])),
+            state=_choice(entry.State, "state", first["state"]),
+            attempt=entry.AttemptToken(
+                owner=entry.OwnerId(parse_text("owner", first["owner"])),
                 number=parse_int("attempt", first["attempt"]),
             ),
             boot_id=parse_text("boot_id", first["boot_id"]),
@@ -144,7 +132,9 @@ def claim_ref(row: Row) -> ClaimRef:
     )
 
 
-def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: str, changed_at: float) -> Parameters:
+def claim_row(
+    ref: ClaimRef, state: entry.State, attempt: entry.AttemptToken, *, boot_id: str, changed_at: float
+) -> Parameters:
     return {
         "uid": ref.uid,
         "namespace": ref.namespace,
@@ -157,7 +147,7 @@ def claim_row(ref: ClaimRef, state: State, attempt: AttemptToken, *, boot_id: st
     }
 
 
-def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Parameters]:
+def device_rows(uid: ClaimUid, devices: Iterable[entry.AssignedDevice]) -> Iterator[Parameters]:
     for position, device in enumerate(devices):
         yield {
             "uid": uid,
@@ -171,29 +161,29 @@ def device_rows(uid: ClaimUid, devices: Iterable[AssignedDevice]) -> Iterator[Pa
         }
 
 
-def assignments(rows: Iterable[Row]) -> Iterator[Assignment]:
+def assignments(rows: Iterable[Row]) -> Iterator[entry.Assignment]:
     """Convert rows of `SELECT_ASSIGNMENTS`."""
     for row in rows:
-        yield Assignment(uid=parse_uid(row["uid"]), device=_assigned(row))
+        yield entry.Assignment(uid=parse_uid(row["uid"]), device=_assigned(row))
 
 
-def orphaned_partitions(rows: Iterable[Row]) -> Iterator[OrphanedPartition]:
+def orphaned_partitions(rows: Iterable[Row]) -> Iterator[entry.OrphanedPartition]:
     """Convert rows of `SELECT_ORPHANED`."""
     for row in rows:
         partition = _partition(row)
         if partition is None:
             corrupt_value("profile", None)
-        yield OrphanedPartition(
+        yield entry.OrphanedPartition(
             uid=parse_uid(row["uid"]), position=parse_int("position", row["position"]), partition=partition
         )
 
 
-def _assigned(row: Row) -> AssignedDevice:
+def _assigned(row: Row) -> entry.AssignedDevice:
     name = DeviceName(parse_text("device", row["device"]))
     partition = _partition(row)
     if partition is None and parse_partition_name(name) is not None:
         raise corruption(f"table mig has no row for partition {name}")
-    return AssignedDevice(
+    return entry.AssignedDevice(
         request=parse_text("request", row["request"]),
         pool=PoolName(parse_text("pool", row["pool"])),
         device=name,
@@ -205,13 +195,13 @@ def _assigned(row: Row) -> AssignedDevice:
     )
 
 
-def mig_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
+def mig_rows(uid: ClaimUid, devices: Sequence[entry.AssignedDevice]) -> Iterator[Parameters]:
     for position, device in enumerate(devices):
         if device.partition is not None:
             yield mig_row(uid, position, device.device, device.partition)
 
 
-def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: AssignedPartition) -> Parameters:
+def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: entry.AssignedPartition) -> Parameters:
     live = partition.live
     return {
         "uid": uid,
@@ -229,7 +219,7 @@ def mig_row(uid: ClaimUid, position: int, device: DeviceName, partition: Assigne
     }
 
 
-def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[Parameters]:
+def sharing_rows(uid: ClaimUid, devices: Sequence[entry.AssignedDevice]) -> Iterator[Parameters]:
     for position, device in enumerate(devices):
         sharing = device.sharing
         if sharing is not None:
@@ -249,18 +239,18 @@ def sharing_rows(uid: ClaimUid, devices: Sequence[AssignedDevice]) -> Iterator[P
             }
 
 
-def _partition(row: Row) -> AssignedPartition | None:
+def _partition(row: Row) -> entry.AssignedPartition | None:
     """Parse a row that has `SELECT_MIG`; None where table ``mig`` has no row."""
     if row["mig_profile"] is None:
         return None
     live = None
     if row["mig_mig_uuid"] is not None:
-        live = InstanceIds(
+        live = entry.InstanceIds(
             gi_id=parse_int("gi", row["mig_gi"]),
             ci_id=parse_int("ci", row["mig_ci"]),
             uuid=MigUuid(parse_text("mig_uuid", row["mig_mig_uuid"])),
         )
-    return AssignedPartition(
+    return entry.AssignedPartition(
         id=PartitionId(
             GpuUuid(parse_text("gpu_uuid", row["mig_gpu_uuid"])),
             parse_int("profile", row["mig_profile"]),
@@ -273,12 +263,12 @@ def _partition(row: Row) -> AssignedPartition | None:
     )
 
 
-def _sharing(row: Row) -> AssignedSharing | None:
+def _sharing(row: Row) -> entry.AssignedSharing | None:
     """Parse a row that has `SELECT_SHARING`; None where table ``sharing`` has no row."""
     strategy, daemon = row["sharing_strategy"], row["sharing_daemon"]
     if strategy is None:
         return None
-    return AssignedSharing(
+    return entry.AssignedSharing(
         strategy=_choice(Strategy, "strategy", strategy),
         interval=_choice(Interval, "interval", row["sharing_interval"]),
         share=_share(row) if parse_flag("share", row["sharing_share"]) else None,
@@ -286,8 +276,8 @@ def _sharing(row: Row) -> AssignedSharing | None:
     )
 
 
-def _share(row: Row) -> AssignedShare:
-    return AssignedShare(
+def _share(row: Row) -> entry.AssignedShare:
+    return entry.AssignedShare(
         memory=_optional("memory", row["sharing_memory"]),
         percent=parse_int("percent", row["sharing_percent"], least=0, most=ALL_PERCENT),
         count=parse_int("shares", row["sharing_shares"]),

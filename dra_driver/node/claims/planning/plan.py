@@ -11,17 +11,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.errors import ClaimError, DeviceLostError, UnknownDeviceError
+from dra_driver.core.model import mig
 from dra_driver.core.model.claim import AllocatedClaim, AllocatedDevice, ClaimRef, PreparedDevice
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import DeviceName, PoolName
-from dra_driver.core.model.mig import (
-    MONITOR_SUFFIX,
-    MigInstance,
-    PartitionId,
-    PartitionName,
-    parent_name,
-    parse_partition_name,
-)
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.hardware.cdi import CdiNames
 from dra_driver.kube.published import memory_view
@@ -219,8 +212,8 @@ def identify(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot) -> tupl
     Raises `UnknownDeviceError`. Raises `ClaimError` for an unsupported kind of device, for a whole GPU in MIG mode, for
     a monitoring device without admin access, and for a missing partition with admin access, which creates nothing.
     """
-    part = parse_partition_name(result.device)
-    monitored = result.device.removesuffix(MONITOR_SUFFIX)
+    part = mig.parse_partition_name(result.device)
+    monitored = result.device.removesuffix(mig.MONITOR_SUFFIX)
     if monitored != result.device and not result.admin_access:
         raise ClaimError(
             f"device {result.device} of claim {ref} is for admin access only, and its request has no adminAccess: "
@@ -248,7 +241,7 @@ def same_gpu(ref: ClaimRef, assigned: AssignedDevice, snapshot: Snapshot) -> Gpu
     """
     gpu = snapshot.gpu_by_uuid(assigned.gpu_uuid)
     if gpu is None:
-        name = DeviceName(parent_name(assigned.device))
+        name = DeviceName(mig.parent_name(assigned.device))
         other = snapshot.gpu(name)
         now = f"{name} is {other.uuid} now" if other else f"this node has {existing(snapshot)}"
         raise DeviceLostError(
@@ -274,7 +267,7 @@ def check_alive(ref: ClaimRef, assigned: AssignedDevice, found: InstanceIds | No
     )
 
 
-def instance_at(gpu: Gpu, partition: PartitionId) -> MigInstance | None:
+def instance_at(gpu: Gpu, partition: mig.PartitionId) -> mig.MigInstance | None:
     """The snapshot's instance with exactly this profile and start."""
     place = partition.profile_id, partition.start
     return next((one for one in gpu.mig_instances if (one.profile_id, one.start) == place), None)
@@ -288,8 +281,8 @@ def existing(snapshot: Snapshot) -> str:
     return (shown or "no usable GPU") + left_out
 
 
-def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: PartitionName) -> AssignedPartition:
-    place = PartitionId(gpu.uuid, part.profile_id, part.start)
+def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: mig.PartitionName) -> AssignedPartition:
+    place = mig.PartitionId(gpu.uuid, part.profile_id, part.start)
     there = instance_at(gpu, place)
     live = InstanceIds.of(there) if there else None
     if there is not None and live is not None and (result.admin_access or not there.owned):
@@ -305,7 +298,7 @@ def _partition(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, part: Partition
     return _placement(ref, result, gpu, place)
 
 
-def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: PartitionId) -> AssignedPartition:
+def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: mig.PartitionId) -> AssignedPartition:
     """A partition that can be created. Raises `UnknownDeviceError` when the GPU does not offer it."""
     profile = gpu.profile(place.profile_id)
     if profile is not None and place.start in profile.starts:
@@ -325,8 +318,8 @@ def _placement(ref: ClaimRef, result: AllocatedDevice, gpu: Gpu, place: Partitio
 
 def _unknown(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, what: str) -> ClaimError:
     if (
-        not _WHOLE_GPU.fullmatch(result.device.removesuffix(MONITOR_SUFFIX))
-        and parse_partition_name(result.device) is None
+        not _WHOLE_GPU.fullmatch(result.device.removesuffix(mig.MONITOR_SUFFIX))
+        and mig.parse_partition_name(result.device) is None
     ):
         return ClaimError(
             f"{what} of claim {ref} is of a kind that this version of the driver does not prepare; "
@@ -339,5 +332,5 @@ def _unknown(ref: ClaimRef, result: AllocatedDevice, snapshot: Snapshot, what: s
     )
 
 
-def _gpu_name(part: PartitionName) -> DeviceName:
+def _gpu_name(part: mig.PartitionName) -> DeviceName:
     return DeviceName(f"gpu-{part.minor}")

@@ -34,18 +34,10 @@ from dra_driver.node.claims.waiting import (
     GpuLockedError,
     PreparesPausedError,
 )
+from dra_driver.node.claims.workflow import teardown
 from dra_driver.node.claims.workflow.cdi_document import document_of, fresh_snapshot, places_of_claim, verify_prepared
 from dra_driver.node.claims.workflow.metadata import metadata_of
 from dra_driver.node.claims.workflow.rebuild import adopt
-from dra_driver.node.claims.workflow.teardown import (
-    LEAST_S,
-    busy,
-    is_abandoned,
-    is_of_earlier_boot,
-    remove_file_without_entry,
-    resolve_conflicts,
-    teardown,
-)
 
 log = logging.getLogger(__name__)
 
@@ -126,14 +118,14 @@ class Preparer:
         """The claim's entry if it is prepared; None without one, and after tearing down an abandoned one."""
         deps = self._deps
         entry = deps.journal.entry(ref.uid)
-        if entry is not None and entry.state is State.PREPARED and not is_of_earlier_boot(deps, entry):
+        if entry is not None and entry.state is State.PREPARED and not teardown.is_of_earlier_boot(deps, entry):
             return entry
         deps.gate.check(ref)
         if entry is None:
             return None
-        if not is_abandoned(deps, entry):
-            raise busy(entry)
-        teardown(deps, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
+        if not teardown.is_abandoned(deps, entry):
+            raise teardown.busy(entry)
+        teardown.teardown(deps, ref.uid, only=entry.attempt, within_s=self._left_s(budget))
         deps.count("undone")
         return None
 
@@ -217,7 +209,7 @@ class Preparer:
                 if attempt is not None:  # teardown takes the locks itself; they are free again
                     self._teardown_best_effort(todo, attempt, budget)
                 raise
-            resolve_conflicts(deps, todo, result, within_s=self._left_s(budget))
+            teardown.resolve_conflicts(deps, todo, result, within_s=self._left_s(budget))
         raise _changing_concurrently(todo)
 
     def _apply_and_finish(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> PreparePlan:
@@ -230,12 +222,14 @@ class Preparer:
     def _finish(self, done: PreparePlan, attempt: AttemptToken) -> None:
         deps, ref = self._deps, done.ref
         if not deps.journal.finish(ref.uid, attempt, done.assigned if done.changes_hardware else ()):
-            remove_file_without_entry(deps, ref.uid)
+            teardown.remove_file_without_entry(deps, ref.uid)
             raise taken_over(done)
 
     def _teardown_best_effort(self, todo: PreparePlan, attempt: AttemptToken, budget: CallBudget) -> None:
         with suppress(DraError):  # the first error is the one to report; the next call or start continues
-            teardown(self._deps, todo.ref.uid, only=attempt, within_s=max(LEAST_S, self._left_s(budget)))
+            teardown.teardown(
+                self._deps, todo.ref.uid, only=attempt, within_s=max(teardown.LEAST_S, self._left_s(budget))
+            )
 
     def _begin(self, todo: PreparePlan, budget: CallBudget) -> AttemptToken:
         """Take the claim's devices. Raises as `resolve_conflicts`."""
@@ -243,7 +237,7 @@ class Preparer:
             result = self._deps.journal.begin(todo.ref, todo.assigned)
             if isinstance(result, AttemptToken):
                 return result
-            resolve_conflicts(self._deps, todo, result, within_s=self._left_s(budget))
+            teardown.resolve_conflicts(self._deps, todo, result, within_s=self._left_s(budget))
         raise _changing_concurrently(todo)
 
     def _lock_s(self, budget: CallBudget) -> float:

@@ -13,16 +13,8 @@ from collections.abc import Iterator, Mapping
 
 from msgspec.structs import replace
 
+from dra_driver.core import errors
 from dra_driver.core.backoff import Backoff
-from dra_driver.core.errors import (
-    ClaimError,
-    ClaimNotAllocatedError,
-    ClaimReplacedError,
-    DeviceInUseError,
-    DeviceLostError,
-    DraError,
-    KubernetesApiError,
-)
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
@@ -70,7 +62,7 @@ class RebuildRetry:
             if problems := self._try():
                 self._log_once(problems[0])
                 pause_s = self._backoff.next_s()
-        except DraError as error:
+        except errors.DraError as error:
             self._log_once(str(error))
         self._due = self._deps.clock.now() + pause_s
 
@@ -120,17 +112,17 @@ def _read(deps: ClaimDependencies, named: Mapping[ClaimUid, ClaimRef], failures:
     refs = [named[uid] for uid in sorted(named)]
     for at in range(0, len(refs), READ_AT_ONCE):
         answers = deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S)
-        is_served = any(not isinstance(found, KubernetesApiError) for found in answers.values())
+        is_served = any(not isinstance(found, errors.KubernetesApiError) for found in answers.values())
         for uid, found in answers.items():
             match found:
                 case AllocatedClaim():
                     if any(result.pool == deps.pool for result in found.results):
                         yield found
-                case ClaimReplacedError() | ClaimNotAllocatedError():
+                case errors.ClaimReplacedError() | errors.ClaimNotAllocatedError():
                     log.info("claim has ended; removing its traces", extra={"reason": str(found)})
-                case ClaimError():
+                case errors.ClaimError():
                     log.warning("claim is malformed; skipped", extra={"reason": str(found)})
-                case KubernetesApiError() if is_served:
+                case errors.KubernetesApiError() if is_served:
                     failures.append(f"claim {named[uid]} was prepared before, but cannot be read: {found}")
                 case _:
                     raise found
@@ -157,7 +149,7 @@ def _adopt_if_idle(deps: ClaimDependencies, claim: AllocatedClaim, failures: lis
             return False  # a call prepares or unprepares it now, which gives it an entry or removes its traces
         try:
             return adopt(deps, claim)
-        except DraError as error:
+        except errors.DraError as error:
             failures.append(f"claim {claim.ref} was prepared before, but cannot be adopted: {error}")
             return False
 
@@ -181,7 +173,7 @@ def adopt(deps: ClaimDependencies, claim: AllocatedClaim) -> bool:
             if blocked.by
             else f"overlaps {blocked.orphaned_partitions[0].partition.id}"
         )
-        raise DeviceInUseError(
+        raise errors.DeviceInUseError(
             f"claim {claim.ref} was prepared before the journal was lost, but its device {holder}",
             reason="AdoptionBlocked",
         )
@@ -272,6 +264,6 @@ def _as_found(deps: ClaimDependencies, todo: PreparePlan) -> PreparePlan:
         if created and backup is not None:
             live = backup.live or live
         if live is None:
-            raise DeviceLostError(f"partition {todo.devices[position].device} no longer exists")
+            raise errors.DeviceLostError(f"partition {todo.devices[position].device} no longer exists")
         todo = todo.with_device(position, partition=replace(part, created_by_driver=created, live=live))
     return with_partition_daemons(todo)

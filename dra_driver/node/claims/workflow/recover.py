@@ -18,14 +18,7 @@ from contextlib import contextmanager
 
 from msgspec import Struct
 
-from dra_driver.core.errors import (
-    ClaimError,
-    ClaimNotAllocatedError,
-    ClaimReplacedError,
-    DeviceLostError,
-    DraError,
-    HardwareError,
-)
+from dra_driver.core import errors
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.node.claims.dependencies import ClaimDependencies
@@ -113,7 +106,7 @@ def teardown_abandoned(deps: ClaimDependencies, problems: list[str]) -> Iterator
                 continue
             try:
                 done = teardown(deps, now.ref.uid, only=now.attempt, within_s=GPU_BUSY_S)
-            except DraError as error:
+            except errors.DraError as error:
                 problems.append(f"claim {entry.ref} stays incomplete: {error}")
                 continue
         if done:
@@ -143,7 +136,7 @@ def rewrite_files(deps: ClaimDependencies, problems: list[str]) -> Iterator[Clai
             if _rewrite(deps, entry):
                 deps.count("file-rewritten")
                 yield entry.ref.uid
-        except DraError as error:
+        except errors.DraError as error:
             problems.append(f"the CDI file of claim {entry.ref} is missing and cannot be written: {error}")
 
 
@@ -172,7 +165,7 @@ def _reported(problems: list[str]) -> Iterator[None]:
     """Add an error of the `DraError` tree to ``problems``; later steps still run."""
     try:
         yield
-    except DraError as error:
+    except errors.DraError as error:
         problems.append(str(error))
 
 
@@ -233,10 +226,10 @@ class OutdatedFiles:
         try:
             entry = self._deps.journal.entry(uid)
             return entry is not None and entry.state is State.PREPARED and _rewrite(self._deps, entry), True
-        except (DeviceLostError, ClaimError) as error:
+        except (errors.DeviceLostError, errors.ClaimError) as error:
             log.warning("cannot update the CDI file of a prepared claim", extra={"uid": uid, "reason": error})
             return False, True
-        except DraError as error:
+        except errors.DraError as error:
             log.debug("CDI file of a prepared claim is checked later", extra={"uid": uid, "reason": error})
             return False, False
 
@@ -269,7 +262,7 @@ class StaleClaimCollector:
                 break
             try:
                 reason = self._why_over(entry)
-            except DraError as error:
+            except errors.DraError as error:
                 facts = {"claim": str(entry.ref), "reason": str(error)}
                 log.debug("prepared claim cannot be checked; will retry", extra=facts)
                 continue
@@ -281,7 +274,7 @@ class StaleClaimCollector:
         """The reason why the claim has ended, None if it has not. Raises when that is unknown."""
         try:
             claim = self._deps.reader.read(entry.ref)
-        except (ClaimReplacedError, ClaimNotAllocatedError) as error:
+        except (errors.ClaimReplacedError, errors.ClaimNotAllocatedError) as error:
             return str(error)
         allocated = {(result.pool, result.device, result.share_id) for result in claim.results}
         assigned = {(device.pool, device.device, device.share_id) for device in entry.devices}
@@ -305,7 +298,7 @@ class StaleClaimCollector:
             try:
                 if not teardown(self._deps, entry.ref.uid, only=entry.attempt):
                     return False
-            except (HardwareError, GpuLockedError) as error:
+            except (errors.HardwareError, GpuLockedError) as error:
                 # Its state is ``unpreparing`` now, from which `recover` continues.
                 log.warning("stale claim is not freed yet; will retry", extra={"reason": str(error)})
                 return False

@@ -14,15 +14,7 @@ from dra_driver.core.model.ids import ClaimUid, PoolName
 from dra_driver.core.model.terms import Terms
 from dra_driver.core.telemetry import metrics
 from dra_driver.hardware.cdi import CdiNames, CdiWriter
-from dra_driver.node.claims.dependencies import (
-    CdiSources,
-    ClaimDependencies,
-    ClaimReader,
-    DeviceNodes,
-    Event,
-    HardwareDependencies,
-    NoDeviceNodes,
-)
+from dra_driver.node.claims import dependencies
 from dra_driver.node.claims.hardware.release import reclaim_orphans
 from dra_driver.node.claims.journal import Journal
 from dra_driver.node.claims.processes import BOOT_ID, ProcessRegistry, read_boot_id
@@ -57,7 +49,7 @@ class ClaimService:
     within `waiting.RetryPolicy.call_s`; the service needs no stop.
     """
 
-    def __init__(self, deps: ClaimDependencies) -> None:
+    def __init__(self, deps: dependencies.ClaimDependencies) -> None:
         self._deps = deps
         self._preparer = Preparer(deps)
         self._stale_claims = StaleClaimCollector(deps)
@@ -230,15 +222,15 @@ def open_claims(
     *,
     pool: PoolName,
     names: CdiNames,
-    reader: ClaimReader,
+    reader: dependencies.ClaimReader,
     writer: CdiWriter,
     metadata: bool = False,
-    provider: CdiSources,
+    provider: dependencies.CdiSources,
     snapshot: Callable[[], Snapshot],
-    device_nodes: DeviceNodes | None = None,
-    hardware: Callable[[Journal], HardwareDependencies] | None = None,
+    device_nodes: dependencies.DeviceNodes | None = None,
+    hardware: Callable[[Journal], dependencies.HardwareDependencies] | None = None,
     terms: Callable[[], Terms] = dict,
-    count: Callable[[Event], None] = lambda _event: None,
+    count: Callable[[dependencies.Event], None] = lambda _event: None,
     boot_id: str | None = None,
     boot_id_file: Path = BOOT_ID,
     retry_policy: RetryPolicy | None = None,
@@ -258,7 +250,7 @@ def open_claims(
     except BaseException:
         owners.close()
         raise
-    deps = ClaimDependencies(
+    deps = dependencies.ClaimDependencies(
         pool=pool,
         names=names,
         reader=reader,
@@ -266,7 +258,7 @@ def open_claims(
         writer=writer,
         metadata=metadata,
         provider=provider,
-        device_nodes=device_nodes or NoDeviceNodes(),
+        device_nodes=device_nodes or dependencies.NoDeviceNodes(),
         owners=owners,
         snapshot=snapshot,
         gpu_locks=GpuLocks(directory / "locks"),

@@ -5,18 +5,8 @@ import re
 from collections.abc import Callable
 from typing import Final
 
+from dra_driver.scheduler.cel import text
 from dra_driver.scheduler.cel.operators import Function, checked_int, checked_timestamp, checked_uint
-from dra_driver.scheduler.cel.text import (
-    civil,
-    days_of,
-    double_text,
-    duration_text,
-    int_of_double,
-    parse_double,
-    parse_duration,
-    parse_timestamp,
-    timestamp_text,
-)
 from dra_driver.scheduler.cel.values import Duration, EvalError, Timestamp, TypeValue, UInt, type_name
 
 _NS: Final = 10**9
@@ -47,7 +37,7 @@ def to_int(value: str | float | Duration | Timestamp) -> int:
     # cel-go refuses the smallest 64-bit integer too.
     if value <= -(2.0**63):
         raise EvalError("integer overflow")
-    return int_of_double(value)
+    return text.int_of_double(value)
 
 
 def to_uint(value: str | float) -> UInt:
@@ -62,7 +52,7 @@ def to_uint(value: str | float) -> UInt:
 
 
 def to_double(value: str | float) -> float:
-    number = parse_double(value) if isinstance(value, str) else float(value)
+    number = text.parse_double(value) if isinstance(value, str) else float(value)
     if number is None:
         raise _failed(value, "double")
     return number
@@ -84,21 +74,21 @@ def to_string(value: object) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        return double_text(value)
+        return text.double_text(value)
     if isinstance(value, bytes):
         try:
             return str(value, "utf-8")
         except UnicodeDecodeError as error:
             raise EvalError("invalid UTF-8 in bytes, cannot convert to string") from error
     if isinstance(value, Duration):
-        return duration_text(value)
+        return text.duration_text(value)
     if isinstance(value, Timestamp):
-        return timestamp_text(value)
+        return text.timestamp_text(value)
     return str(value)
 
 
 def to_duration(value: str | int | Duration) -> Duration:
-    duration = parse_duration(value) if isinstance(value, str) else value
+    duration = text.parse_duration(value) if isinstance(value, str) else value
     if not isinstance(duration, Duration):
         raise _failed(value, "google.protobuf.Duration")
     return duration
@@ -106,7 +96,7 @@ def to_duration(value: str | int | Duration) -> Duration:
 
 def to_timestamp(value: str | int | Timestamp) -> Timestamp:
     if isinstance(value, str):
-        timestamp = parse_timestamp(value)
+        timestamp = text.parse_timestamp(value)
         if timestamp is None:
             raise _failed(value, "google.protobuf.Timestamp")
         return checked_timestamp(timestamp.ns, timestamp.offset_s)
@@ -156,7 +146,7 @@ def _named_offset_s(zone: str, seconds: int) -> int:
 def _part(read: Callable[[int, int, int, int, int], int]) -> Callable[..., int]:
     def part(value: Timestamp, zone: str = "UTC") -> int:
         seconds, ns = divmod(value.ns, _NS)
-        return read(*civil(seconds + _zone_offset_s(zone, seconds)), ns)
+        return read(*text.civil(seconds + _zone_offset_s(zone, seconds)), ns)
 
     return part
 
@@ -185,10 +175,12 @@ FUNCTIONS: Final[dict[str, Function]] = {
     "dyn": to_dyn,
     "getFullYear": _part(lambda year, _month, _day, _rest, _ns: year),
     "getMonth": _part(lambda _year, month, _day, _rest, _ns: month - 1),
-    "getDayOfYear": _part(lambda year, month, day, _rest, _ns: days_of(year, month, day) - days_of(year, 1, 1)),
+    "getDayOfYear": _part(
+        lambda year, month, day, _rest, _ns: text.days_of(year, month, day) - text.days_of(year, 1, 1)
+    ),
     "getDayOfMonth": _part(lambda _year, _month, day, _rest, _ns: day - 1),
     "getDate": _part(lambda _year, _month, day, _rest, _ns: day),
-    "getDayOfWeek": _part(lambda year, month, day, _rest, _ns: (days_of(year, month, day) + 4) % 7),
+    "getDayOfWeek": _part(lambda year, month, day, _rest, _ns: (text.days_of(year, month, day) + 4) % 7),
     "getHours": _either(_part(lambda _year, _month, _day, rest, _ns: rest // 3600), 3600 * _NS),
     "getMinutes": _either(_part(lambda _year, _month, _day, rest, _ns: rest % 3600 // 60), 60 * _NS),
     "getSeconds": _either(_part(lambda _year, _month, _day, rest, _ns: rest % 60), _NS),

@@ -6,23 +6,14 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
+from dra_driver.scheduler.cel import values
 from dra_driver.scheduler.cel.libraries.convert import to_string
-from dra_driver.scheduler.cel.values import (
-    LISTS,
-    CelMap,
-    Duration,
-    EvalError,
-    Timestamp,
-    TypeValue,
-    UInt,
-    check_text,
-    spend,
-    type_name,
-)
 
 _DEFAULT_PRECISION: Final = 6
 _MAX_PRECISION: Final = 4096
-_SCALAR: Final = frozenset({int, UInt, float, bool, str, bytes, Duration, Timestamp, TypeValue})
+_SCALAR: Final = frozenset(
+    {int, values.UInt, float, bool, str, bytes, values.Duration, values.Timestamp, values.TypeValue}
+)
 
 
 class FormatClause(NamedTuple):
@@ -42,14 +33,14 @@ def parse_format(text: str) -> list[FormatClause]:
     for found in _CLAUSE.finditer(text):
         whole, digits, verb = found[0], found[1], found[2]
         if whole == "%":
-            raise EvalError("unexpected end of string")
+            raise values.EvalError("unexpected end of string")
         if verb is None:
             pieces.append(FormatClause("%" if whole == "%%" else whole))
             continue
         if digits is not None and (not verb or not digits or len(digits) > 18):
-            raise EvalError("could not parse formatting clause: error while parsing precision")
+            raise values.EvalError("could not parse formatting clause: error while parsing precision")
         if verb not in "sdfebxXo":
-            raise EvalError(f"could not parse formatting clause: unrecognized formatting clause {verb!r}")
+            raise values.EvalError(f"could not parse formatting clause: unrecognized formatting clause {verb!r}")
         pieces.append(FormatClause("", verb, None if digits is None else int(digits)))
     return pieces
 
@@ -61,24 +52,24 @@ def format_string(text: str, arguments: Sequence[object]) -> str:
             out.append(clause.text)
             continue
         if used >= len(arguments):
-            raise EvalError(f"index {used} out of range")
+            raise values.EvalError(f"index {used} out of range")
         out.append(_FORMATTERS[clause.verb](arguments[used], clause))
         used += 1
     result = "".join(out)
-    check_text(len(result))
+    values.check_text(len(result))
     return result
 
 
-def _wrong(verb: str, value: object) -> EvalError:
-    return EvalError(f"error during formatting: %{verb} cannot format a value of type {type_name(value)}")
+def _wrong(verb: str, value: object) -> values.EvalError:
+    return values.EvalError(f"error during formatting: %{verb} cannot format a value of type {values.type_name(value)}")
 
 
 def _string(value: object, _clause: FormatClause) -> str:
-    if isinstance(value, (*LISTS, CelMap)):
+    if isinstance(value, (*values.LISTS, values.CelMap)):
         return _literal(value)
     if value is None:
         return "null"
-    if isinstance(value, TypeValue):
+    if isinstance(value, values.TypeValue):
         return value.name
     if type(value) in _SCALAR:
         return to_string(value)
@@ -133,7 +124,7 @@ def _special(number: float) -> str:
 def _bounded(clause: FormatClause) -> int:
     precision = _DEFAULT_PRECISION if clause.precision is None else clause.precision
     if precision > _MAX_PRECISION:
-        raise EvalError(f"a precision of {precision} is not supported, at most {_MAX_PRECISION}")
+        raise values.EvalError(f"a precision of {precision} is not supported, at most {_MAX_PRECISION}")
     return precision
 
 
@@ -171,10 +162,10 @@ def _escaped(code: int) -> str:
 
 
 def _literal(value: object) -> str:
-    spend(1)
-    if isinstance(value, LISTS):
+    values.spend(1)
+    if isinstance(value, values.LISTS):
         return "[" + ", ".join(map(_literal, value)) + "]"
-    if isinstance(value, CelMap):
+    if isinstance(value, values.CelMap):
         entries = sorted(((_key(key), _literal(item)) for key, item in value.items()), key=lambda pair: pair[0])
         return "{" + ", ".join(f"{key}:{item}" for key, item in entries) + "}"
     if isinstance(value, str):
@@ -184,7 +175,7 @@ def _literal(value: object) -> str:
     if isinstance(value, float):
         special = _GO_SPECIAL.get(_special(value))
         return quoted(special) if special else f"{value:.6f}"
-    if isinstance(value, Timestamp | Duration):
+    if isinstance(value, values.Timestamp | values.Duration):
         return f"{type(value).__name__.lower()}({quoted(to_string(value))})"
     return _string(value, FormatClause("", "s"))
 
@@ -195,6 +186,6 @@ _GO_SPECIAL: Final = {"NaN": "NaN", "∞": "+Inf", "-∞": "-Inf"}
 def _key(key: object) -> str:
     if isinstance(key, str):
         return quoted(key)
-    if type(key) in {bool, int, UInt}:
+    if type(key) in {bool, int, values.UInt}:
         return to_string(key)
-    raise EvalError(f"no formatting function for map key of type {type_name(key)}")
+    raise values.EvalError(f"no formatting function for map key of type {values.type_name(key)}")

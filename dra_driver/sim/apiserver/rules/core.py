@@ -6,41 +6,32 @@ import base64
 
 from dra_driver.config.policy import policy_problems
 from dra_driver.config.schema import path_text
+from dra_driver.sim.apiserver import validation
 from dra_driver.sim.apiserver.jsonvalue import Obj, child, dig, entries, fill, mapping
 from dra_driver.sim.apiserver.kind import ResourceKind, Review, WriteRules
-from dra_driver.sim.apiserver.validation import (
-    StatusCause,
-    forbidden_field,
-    invalid,
-    label_key,
-    label_value,
-    required,
-    too_long,
-    wrong_type,
-)
 
 MAX_ANNOTATION_BYTES = 256 * 1024
 _IMMUTABLE = ("name", "namespace", "uid", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds")
 
 
-def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[StatusCause]:
+def meta_problems(kind: ResourceKind, obj: Obj, path: str = "metadata") -> list[validation.StatusCause]:
     metadata = mapping(obj, "metadata")
-    problems: list[StatusCause] = []
+    problems: list[validation.StatusCause] = []
     if base := metadata.get("generateName"):
         # generateName may end in "-", because a suffix is appended.
         tried = base.removesuffix("-") or "-"
-        problems += [invalid(f"{path}.generateName", base, text) for text in kind.name_rule(tried)]
+        problems += [validation.invalid(f"{path}.generateName", base, text) for text in kind.name_rule(tried)]
     if name := metadata.get("name"):
-        problems += [invalid(f"{path}.name", name, text) for text in kind.name_rule(name)]
+        problems += [validation.invalid(f"{path}.name", name, text) for text in kind.name_rule(name)]
     else:
-        problems.append(required(f"{path}.name", "name or generateName is required"))
+        problems.append(validation.required(f"{path}.name", "name or generateName is required"))
     return problems + common_problems(metadata, path)
 
 
-def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[StatusCause]:
+def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[validation.StatusCause]:
     new, before = mapping(obj, "metadata"), mapping(old, "metadata")
     problems = [
-        invalid(f"{path}.{field}", new.get(field), "field is immutable")
+        validation.invalid(f"{path}.{field}", new.get(field), "field is immutable")
         for field in _IMMUTABLE
         if new.get(field) != before.get(field)
     ]
@@ -48,11 +39,11 @@ def meta_update_problems(obj: Obj, old: Obj, path: str = "metadata") -> list[Sta
     if before.get("deletionTimestamp") and added:
         found = ", ".join(f'"{name}"' for name in added)
         text = "no new finalizers can be added if the object is being deleted, found new finalizers"
-        problems.append(forbidden_field(f"{path}.finalizers", f"{text} []string{{{found}}}"))
+        problems.append(validation.forbidden_field(f"{path}.finalizers", f"{text} []string{{{found}}}"))
     return problems + common_problems(new, path)
 
 
-def common_problems(metadata: Obj, path: str) -> list[StatusCause]:
+def common_problems(metadata: Obj, path: str) -> list[validation.StatusCause]:
     """Problems of labels, annotations, finalizers and owners, checked on creates and updates."""
     return [
         *label_problems(metadata.get("labels"), f"{path}.labels"),
@@ -62,49 +53,49 @@ def common_problems(metadata: Obj, path: str) -> list[StatusCause]:
     ]
 
 
-def label_problems(labels: object, path: str) -> list[StatusCause]:
-    problems: list[StatusCause] = []
+def label_problems(labels: object, path: str) -> list[validation.StatusCause]:
+    problems: list[validation.StatusCause] = []
     for key, value in labels.items() if isinstance(labels, dict) else ():
-        problems += [invalid(path, key, text) for text in label_key(key)]
+        problems += [validation.invalid(path, key, text) for text in validation.label_key(key)]
         if not isinstance(value, str):
-            problems.append(wrong_type(f"{path}.{key}", value, "a string"))
+            problems.append(validation.wrong_type(f"{path}.{key}", value, "a string"))
         else:
-            problems += [invalid(path, value, text) for text in label_value(value)]
+            problems += [validation.invalid(path, value, text) for text in validation.label_value(value)]
     return problems
 
 
-def _annotation_problems(annotations: object, path: str) -> list[StatusCause]:
-    problems: list[StatusCause] = []
+def _annotation_problems(annotations: object, path: str) -> list[validation.StatusCause]:
+    problems: list[validation.StatusCause] = []
     size = 0
     for key, value in annotations.items() if isinstance(annotations, dict) else ():
-        problems += [invalid(path, key, text) for text in label_key(key.lower())]
+        problems += [validation.invalid(path, key, text) for text in validation.label_key(key.lower())]
         if not isinstance(value, str):
-            problems.append(wrong_type(f"{path}.{key}", value, "a string"))
+            problems.append(validation.wrong_type(f"{path}.{key}", value, "a string"))
         else:
             size += len(key.encode()) + len(value.encode())
     if size > MAX_ANNOTATION_BYTES:
-        problems.append(too_long(path, MAX_ANNOTATION_BYTES))
+        problems.append(validation.too_long(path, MAX_ANNOTATION_BYTES))
     return problems
 
 
-def _finalizer_problems(metadata: Obj, path: str) -> list[StatusCause]:
+def _finalizer_problems(metadata: Obj, path: str) -> list[validation.StatusCause]:
     problems = []
     for at, name in enumerate(entries(metadata, "finalizers")):
-        problems += [invalid(path, name, text) for text in label_key(str(name))]
+        problems += [validation.invalid(path, name, text) for text in validation.label_key(str(name))]
         if "/" not in str(name) and name not in {"orphan", "foregroundDeletion", "kubernetes"}:
             text = "name is neither a standard finalizer name nor is it fully qualified"
-            problems.append(invalid(f"{path}[{at}]", name, text))
+            problems.append(validation.invalid(f"{path}[{at}]", name, text))
     return problems
 
 
-def _owner_problems(metadata: Obj, path: str) -> list[StatusCause]:
-    problems: list[StatusCause] = []
+def _owner_problems(metadata: Obj, path: str) -> list[validation.StatusCause]:
+    problems: list[validation.StatusCause] = []
     controllers: list[str] = []
     for reference in entries(metadata, "ownerReferences"):
         for field in ("apiVersion", "kind", "name", "uid"):
             if not reference.get(field):
                 text = "version must not be empty" if field == "apiVersion" else "must not be empty"
-                problems.append(invalid(f"{path}.{field}", reference.get(field, ""), text))
+                problems.append(validation.invalid(f"{path}.{field}", reference.get(field, ""), text))
         if reference.get("controller"):
             controllers.append(f"{reference.get('kind')}/{reference.get('name')}")
     if len(controllers) > 1:
@@ -112,7 +103,7 @@ def _owner_problems(metadata: Obj, path: str) -> list[StatusCause]:
             'Only one reference can have Controller set to true. Found "true" in references for '
             f"{controllers[0]} and {controllers[1]}"
         )
-        problems.append(invalid(path, entries(metadata, "ownerReferences"), text))
+        problems.append(validation.invalid(path, entries(metadata, "ownerReferences"), text))
     return problems
 
 
@@ -138,17 +129,17 @@ def _default_service(obj: Obj) -> None:
             port["targetPort"] = port.get("port", 0)
 
 
-def _validate_service(obj: Obj, review: Review) -> list[StatusCause]:
+def _validate_service(obj: Obj, review: Review) -> list[validation.StatusCause]:
     if review.subresource:
         return []
-    problems: list[StatusCause] = []
+    problems: list[validation.StatusCause] = []
     headless = dig(obj, "spec", "clusterIP") == "None" or dig(obj, "spec", "type") == "ExternalName"
     if not entries(obj, "spec", "ports") and not headless:
-        problems.append(required("spec.ports"))
+        problems.append(validation.required("spec.ports"))
     for at, port in enumerate(entries(obj, "spec", "ports")):
         if not isinstance(port.get("port"), int) or not 1 <= port["port"] <= 65535:
             text = "must be between 1 and 65535, inclusive"
-            problems.append(invalid(f"spec.ports[{at}].port", port.get("port", 0), text))
+            problems.append(validation.invalid(f"spec.ports[{at}].port", port.get("port", 0), text))
     return problems
 
 
@@ -158,13 +149,13 @@ def _default_secret(obj: Obj) -> None:
         child(obj, "data")[key] = base64.b64encode(str(text).encode()).decode()
 
 
-def _validate_secret(obj: Obj, _review: Review) -> list[StatusCause]:
+def _validate_secret(obj: Obj, _review: Review) -> list[validation.StatusCause]:
     problems = []
     for key, value in (obj.get("data") or {}).items():
         try:
             base64.b64decode(value, validate=True)
         except ValueError:
-            problems.append(invalid(f"data[{key}]", "<value omitted>", "must be base64"))
+            problems.append(validation.invalid(f"data[{key}]", "<value omitted>", "must be base64"))
     return problems
 
 
@@ -178,14 +169,14 @@ def _create_service(obj: Obj) -> None:
     obj["status"] = {"loadBalancer": {}}
 
 
-def _validate_event(obj: Obj, review: Review) -> list[StatusCause]:
+def _validate_event(obj: Obj, review: Review) -> list[validation.StatusCause]:
     if review.old is not None:
         return []
     involved, own = dig(obj, "involvedObject", "namespace", default=""), dig(obj, "metadata", "namespace")
     expected = involved or ("default", "kube-system")
     if own == expected or (not involved and own in expected):
         return []
-    return [invalid("involvedObject.namespace", involved, "does not match event.namespace")]
+    return [validation.invalid("involvedObject.namespace", involved, "does not match event.namespace")]
 
 
 NAMESPACE_RULES = WriteRules(
@@ -202,7 +193,7 @@ def _default_policy(obj: Obj) -> None:
         fill(spec, priority=0, availability="Open")
 
 
-def _policy(obj: Obj, review: Review) -> list[StatusCause]:
+def _policy(obj: Obj, review: Review) -> list[validation.StatusCause]:
     if review.subresource == "status":
         return []
     named = {"name": dig(obj, "metadata", "name", default="")}
@@ -211,16 +202,19 @@ def _policy(obj: Obj, review: Review) -> list[StatusCause]:
         written["spec"] = obj["spec"]
     found = policy_problems(written)
     return [
-        StatusCause(path_text(problem.path), "FieldValueInvalid", f"Invalid value: {problem.text}") for problem in found
+        validation.StatusCause(path_text(problem.path), "FieldValueInvalid", f"Invalid value: {problem.text}")
+        for problem in found
     ]
 
 
-def _node(obj: Obj, review: Review) -> list[StatusCause]:
+def _node(obj: Obj, review: Review) -> list[validation.StatusCause]:
     status = obj.get("status") or {}
     if review.subresource != "status" or not isinstance(status, dict):
         return []
     return [
-        required(f"status.{name}") for name in ("driverName", "observedAt", "summary", "gpus") if name not in status
+        validation.required(f"status.{name}")
+        for name in ("driverName", "observedAt", "summary", "gpus")
+        if name not in status
     ]
 
 

@@ -10,18 +10,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.core.time import rfc3339
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kind import Review, WriteRules
-from dra_driver.sim.apiserver.rules.dra import (
-    Check,
-    binding_conditions,
-    driver_name,
-    each,
-    each_unique,
-    label_name,
-    node_selector_problems,
-    pool_name,
-    qualified_name,
-    taint,
-)
+from dra_driver.sim.apiserver.rules import dra
 from dra_driver.sim.apiserver.validation import (
     StatusCause,
     dns_subdomain,
@@ -57,7 +46,7 @@ def _drop_gated(obj: Obj) -> None:
 
 
 def _pool(pool: Obj) -> list[StatusCause]:
-    problems = pool_name(pool.get("name", ""), "spec.pool.name")
+    problems = dra.pool_name(pool.get("name", ""), "spec.pool.name")
     if (count := pool.get("resourceSliceCount", 0)) <= 0:
         problems.append(invalid("spec.pool.resourceSliceCount", count, "must be greater than zero"))
     if (generation := pool.get("generation", 0)) < 0:
@@ -84,7 +73,7 @@ def _node_selection(
         if value or field == "nodeSelector":
             chosen.append(f"`{field}`")
         if field == "nodeSelector":
-            problems += node_selector_problems(value, where)
+            problems += dra.node_selector_problems(value, where)
         elif field == "nodeName":
             problems += [invalid(where, value, text) for text in (dns_subdomain(value) if value else [empty])]
         elif not value:
@@ -125,17 +114,17 @@ def _device_node_selection(device: Obj, path: str, *, per_device: bool) -> list[
 
 def _counters(item: Obj, path: str, name_field: str) -> list[StatusCause]:
     name, counters = item.get(name_field, ""), mapping(item, "counters")
-    problems = label_name(name, f"{path}.{name_field}") if name else [required(f"{path}.{name_field}")]
+    problems = dra.label_name(name, f"{path}.{name_field}") if name else [required(f"{path}.{name_field}")]
     if not counters:
         return [*problems, required(f"{path}.counters")]
     if len(counters) > MAX_COUNTERS:
         return [*problems, too_many(f"{path}.counters", len(counters), MAX_COUNTERS)]
-    return problems + [problem for counter in counters for problem in label_name(counter, f"{path}.counters")]
+    return problems + [problem for counter in counters for problem in dra.label_name(counter, f"{path}.counters")]
 
 
 def _validate(obj: Obj, review: Review) -> list[StatusCause]:
     spec = mapping(obj, "spec")
-    problems = driver_name(spec.get("driver", ""), "spec.driver") + _pool(mapping(spec, "pool"))
+    problems = dra.driver_name(spec.get("driver", ""), "spec.driver") + _pool(mapping(spec, "pool"))
     if review.old is not None:
         problems += _immutable(obj, review.old)
     problems += _slice_node_selection(spec, "spec")
@@ -149,9 +138,9 @@ def _validate(obj: Obj, review: Review) -> list[StatusCause]:
         return device_problems(device, old_devices.get(device.get("name")), here, per_device=per_device)
 
     limit = MAX_DEVICES_WITH_TAINTS_OR_COUNTERS if is_limited else MAX_DEVICES
-    problems += each_unique(devices, limit, check, "spec.devices")
+    problems += dra.each_unique(devices, limit, check, "spec.devices")
     sets, check_set = entries(spec, "sharedCounters"), partial(_counters, name_field="name")
-    return problems + each_unique(sets, MAX_COUNTER_SETS, check_set, "spec.sharedCounters")
+    return problems + dra.each_unique(sets, MAX_COUNTER_SETS, check_set, "spec.sharedCounters")
 
 
 SLICE_RULES = WriteRules(
@@ -176,7 +165,7 @@ _SEMVER = re.compile(rf"{_NUMBER}\.{_NUMBER}\.{_NUMBER}(-{_PRE}(\.{_PRE})*)?(\+{
 
 def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool) -> list[StatusCause]:
     """The problems of one device; unchanged taints of ``old`` are not checked again."""
-    problems = label_name(device.get("name", ""), f"{path}.name")
+    problems = dra.label_name(device.get("name", ""), f"{path}.name")
     attributes, capacity = mapping(device, "attributes"), mapping(device, "capacity")
     if (count := len(attributes) + len(capacity)) > MAX_ATTRIBUTES_AND_CAPACITIES:
         text = f"the total number of attributes and capacities must not exceed {MAX_ATTRIBUTES_AND_CAPACITIES}"
@@ -185,15 +174,17 @@ def device_problems(device: Obj, old: Obj | None, path: str, *, per_device: bool
     check_capacity = partial(_capacity, shared=bool(device.get("allowMultipleAllocations")))
     problems += _named(capacity, f"{path}.capacity", check_capacity)
     if old is None or old.get("taints") != device.get("taints"):
-        problems += each(entries(device, "taints"), MAX_TAINTS, taint, f"{path}.taints")
+        problems += dra.each(entries(device, "taints"), MAX_TAINTS, dra.taint, f"{path}.taints")
     consumed, where = entries(device, "consumesCounters"), f"{path}.consumesCounters"
     check = partial(_counters, name_field="counterSet")
-    problems += each_unique(consumed, MAX_COUNTER_CONSUMPTIONS, check, where, lambda item: item.get("counterSet", ""))
-    return problems + _device_node_selection(device, path, per_device=per_device) + binding_conditions(device, path)
+    problems += dra.each_unique(
+        consumed, MAX_COUNTER_CONSUMPTIONS, check, where, lambda item: item.get("counterSet", "")
+    )
+    return problems + _device_node_selection(device, path, per_device=per_device) + dra.binding_conditions(device, path)
 
 
-def _named(values: Obj, path: str, check: Check[Obj]) -> list[StatusCause]:
-    checked = (qualified_name(name, path) + check(value, f"{path}[{name}]") for name, value in values.items())
+def _named(values: Obj, path: str, check: dra.Check[Obj]) -> list[StatusCause]:
+    checked = (dra.qualified_name(name, path) + check(value, f"{path}[{name}]") for name, value in values.items())
     return [problem for problems in checked for problem in problems]
 
 
@@ -245,7 +236,7 @@ def _valid_values(options: list[Quantity], default: Quantity, limit: Quantity, p
     def check(option: Quantity, here: str) -> list[StatusCause]:
         return [invalid(here, str(option), f"option is larger than capacity value: {limit}")] if option > limit else []
 
-    problems += each_unique(options, MAX_VALID_VALUES, check, path, lambda option: str(option.as_int()))
+    problems += dra.each_unique(options, MAX_VALID_VALUES, check, path, lambda option: str(option.as_int()))
     if default not in options:
         problems.append(invalid(path, str(default), "default value is not valid according to the requestPolicy"))
     return problems
