@@ -40,7 +40,7 @@ class Inspected:
     def findings(self, *words: str) -> list[str]:
         status, text = self.run("state", "--output=json", *words)
         found: dict[str, Any] = json.loads(text)
-        problems = [f"{each['about']}: {each['seen']}" for each in found["findings"] if each["severity"] == "problem"]
+        problems = [f"{each['object']}: {each['seen']}" for each in found["findings"] if each["status"] == "warn"]
         assert status == (1 if problems else 0)
         return problems
 

@@ -88,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve_visitors(args: argparse.Namespace) -> int:
-    """Serve visitors. Prometheus does not know what a visitor may see, and a file has no permissions."""
+    """Serve visitors. Prometheus does not know their permissions, and a file has none."""
     from dra_driver.core.telemetry import logs
     from dra_driver.kube.connection import token_connection
     from dra_driver.kube.rest import RestClient, Timeouts
