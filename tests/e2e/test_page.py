@@ -15,7 +15,7 @@ from dra_driver.core.errors import NotFoundError
 from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from tests.e2e.cluster import crd_served
-from tests.harness.visitors import ADMIN, NOBODY, TENANT, World, page_process, what_each_sees
+from tests.harness.visitors import ADMIN, GUEST, TENANT, World, page_process, what_each_sees
 from tests.rights.accounts import installed, token
 
 
@@ -42,7 +42,7 @@ def world(admin: RestClient) -> Iterator[World]:
 def test_each_visitor_sees_what_the_own_token_may_read(
     world: World, admin: RestClient, kubeconfig: str, folder: Path, say: Callable[[str], None]
 ) -> None:
-    tokens = {name: token(admin, name, world.own) for name in (ADMIN, TENANT, NOBODY)}
+    tokens = {name: token(admin, name, world.own) for name in (ADMIN, TENANT, GUEST)}
 
     def revoke(account: str) -> None:
         """Tokens of a deleted ServiceAccount are invalid, also if there is a new one of this name."""

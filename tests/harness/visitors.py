@@ -29,7 +29,7 @@ PAGES: Final = (
     *("/events", "/what-if"),
 )
 READ_S: Final = 30.0
-ADMIN, TENANT, NOBODY = "page-admin", "page-tenant", "page-nobody"
+ADMIN, TENANT, GUEST = "page-admin", "page-tenant", "page-guest"
 GROUP: Final = "rbac.authorization.k8s.io"
 
 
@@ -72,7 +72,7 @@ class World:
             self._role("ClusterRole", f"page-viewer-{self.suffix}", shared),
             self._role("Role", f"page-tenant-{self.suffix}", inside),
         ]
-        accounts = [*bound(ADMIN, self.own, roles[0]), *bound(TENANT, self.own, *roles[1:]), *bound(NOBODY, self.own)]
+        accounts = [*bound(ADMIN, self.own, roles[0]), *bound(TENANT, self.own, *roles[1:]), *bound(GUEST, self.own)]
         return [*roles, *accounts]
 
     def _role(self, kind: str, name: str, rules: list[Obj]) -> Obj:
@@ -204,7 +204,7 @@ def what_each_sees(
     revoke: Callable[[str], object],
     say: Callable[[str], None],
 ) -> None:
-    """``tokens`` has one for ADMIN, TENANT and NOBODY; ``revoke`` makes that of an account invalid."""
+    """``tokens`` has one for ADMIN, TENANT and GUEST; ``revoke`` makes that of an account invalid."""
     mine, theirs = f"mine-{world.suffix}", f"theirs-{world.suffix}"
     browsers = {name: Browser(page.address) for name in tokens}
     seen = {}
@@ -225,19 +225,19 @@ def what_each_sees(
     for path, text in tenant.items():
         assert theirs not in text, path
         assert world.other not in text, path
-    for path, text in seen[NOBODY].items():
+    for path, text in seen[GUEST].items():
         for word in (mine, theirs, world.other, world.node):
             assert word not in text, path
-    assert "may not list resourceslices" in seen[NOBODY]["/"]
+    assert "may not list resourceslices" in seen[GUEST]["/"]
     tried_by_strangers(page, browsers, theirs, say)
-    revoke(NOBODY)
+    revoke(GUEST)
     deadline = time.monotonic() + READ_S
-    while (answer := browsers[NOBODY].get("/"))[0] == 200:
+    while (answer := browsers[GUEST].get("/"))[0] == 200:
         assert time.monotonic() < deadline, "the revoked token still has a session"
         time.sleep(0.3)
     assert "Your token expired or was revoked: sign in again." in answer[1]
-    assert browsers[NOBODY].sign_in(tokens[NOBODY])[0] == 401
-    say(f"after revocation of its token {NOBODY} gets the sign-in page")
+    assert browsers[GUEST].sign_in(tokens[GUEST])[0] == 401
+    say(f"after revocation of its token {GUEST} gets the sign-in page")
     assert page.process.poll() is None
     for place in (page.text(), page.command_line()):
         assert not [name for name, token in tokens.items() if token in place]

@@ -202,7 +202,7 @@ def _selector(stock: ModelStock, driver: str) -> str:
 
 
 def _slug(product: str) -> str:
-    """Return the model as a part of names; the end of a long one is a hash, which tells it from others."""
+    """Return the model as a part of names; the end of a long one is a hash."""
     slug = _WORD.sub("-", product.lower()).strip("-")
     mark = hashlib.sha256(product.encode()).hexdigest()[:6]
     return slug if len(slug) <= _MAX_SLUG else f"{slug[: _MAX_SLUG - 7].strip('-')}-{mark}"

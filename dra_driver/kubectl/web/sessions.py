@@ -59,7 +59,7 @@ ReadsWithToken = Callable[[str, Sequence[str], Callable[[], None]], PageSources]
 UnauthorizedError for an invalid token, and DraError."""
 
 
-class Session:
+class VisitorSession:
     """One visitor. ``app`` is None after its end, for ``reason``."""
 
     def __init__(self, base: str, clock: Callable[[], float], idle_s: float) -> None:
@@ -117,7 +117,9 @@ class Visitors:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._read, self._origins, self._max, self._clock = read, origins, max_sessions, clock
-        self._sessions: dict[bytes, Session] = {}  # by hash of the cookie, or of the proxy's token and its namespaces
+        self._sessions: dict[
+            bytes, VisitorSession
+        ] = {}  # by hash of the cookie, or of the proxy's token and its namespaces
         self._failures: dict[str, dict[bytes, float]] = {}  # refused tokens' hashes and times, by address
         self._checking = 0
         self._public = Starlette(routes=[STATIC])
@@ -144,8 +146,8 @@ class Visitors:
         if path == "/sign-in":
             return await self._open(request, bearer) if is_post else self._page(request, 200, "")
         key = self._key_of(request, bearer)
-        found: Session | Response | None = self._sessions.get(key)
-        if isinstance(found, Session) and found.has_ended():
+        found: VisitorSession | Response | None = self._sessions.get(key)
+        if isinstance(found, VisitorSession) and found.has_ended():
             found = None if bearer else self._page(request, 401, found.reason)
         if found is None:
             namespaces = _namespaces(request.cookies.get(_NAMESPACES, ""))
@@ -202,7 +204,9 @@ class Visitors:
         answer.set_cookie(name, value, path=f"{base}/", httponly=True, samesite="strict", secure=is_https)
         return answer
 
-    async def _begin(self, request: Request, token: str, namespaces: Sequence[str], cookie: str) -> Session | Response:
+    async def _begin(
+        self, request: Request, token: str, namespaces: Sequence[str], cookie: str
+    ) -> VisitorSession | Response:
         """Return a new session, or the response that refuses it. Without ``cookie``, the token is the key."""
         now, peer, digest = self._clock(), request.client.host if request.client else "", _hash(token)
         failed = {each: at for each, at in self._failures.get(peer, {}).items() if now - at < FAILURES_S}
@@ -211,7 +215,7 @@ class Visitors:
         if len(failed) >= FAILURES or self._checking >= CHECKS_AT_ONCE:
             return self._page(request, 429, "Too many attempts: wait a minute, then sign in again.")
         base = "" if self._is_https(request) or not cookie else f"/{secrets.token_urlsafe(12)}"
-        session = Session(base, self._clock, IDLE_S if cookie else PROXY_IDLE_S)
+        session = VisitorSession(base, self._clock, IDLE_S if cookie else PROXY_IDLE_S)
         expired = partial(session.end, "Your token expired or was revoked: sign in again.")
         self._checking += 1
         try:
@@ -248,7 +252,7 @@ class Visitors:
             self.sweep()
         return session
 
-    def _open_sessions(self) -> list[Session]:
+    def _open_sessions(self) -> list[VisitorSession]:
         return [each for each in self._sessions.values() if each.app]
 
     def sweep(self) -> None:

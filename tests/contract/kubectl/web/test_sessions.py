@@ -97,7 +97,7 @@ def door() -> Door:
     return Door()
 
 
-def test_a_visitor_sees_what_the_token_reads_and_nobody_elses(door: Door) -> None:
+def test_a_visitor_sees_what_the_token_reads_and_guest_elses(door: Door) -> None:
     ann, ben = door.sign_in("ann"), door.sign_in("ben")
     for browser, own, other in ((ann, "ann", "ben"), (ben, "ben", "ann")):
         page = browser.get("/claims").text
@@ -367,7 +367,7 @@ def test_one_user_cannot_take_all_sessions_and_sessions_are_limited(door: Door) 
     assert door.stopped[-1] is door.opened[-1]
     door.post(browsers[-1], "/sign-out")
     door.sign_in("cem")
-    door.seconds += VIEWED_S + 1  # nobody views a page
+    door.seconds += VIEWED_S + 1  # guest views a page
     for browser in browsers[2:-1]:
         assert browser.get("/").status_code == 200
     door.sign_in("dan")

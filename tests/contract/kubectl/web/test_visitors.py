@@ -10,11 +10,11 @@ from dra_driver.sim.apiserver.kinds import NAMESPACES
 from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes.rbac import Rules
 from tests.fakes.token_gate import TokenGate
-from tests.harness.visitors import ADMIN, NOBODY, TENANT, World, page_process, what_each_sees
+from tests.harness.visitors import ADMIN, GUEST, TENANT, World, page_process, what_each_sees
 
 
 @pytest.mark.timeout(120)
-def test_administrator_tenant_and_nobody_see_what_their_tokens_may_read(tmp_path: Path) -> None:
+def test_administrator_tenant_and_guest_see_what_their_tokens_may_read(tmp_path: Path) -> None:
     world, api = World(), ApiServer()
     api.start()
     try:
@@ -23,7 +23,7 @@ def test_administrator_tenant_and_nobody_see_what_their_tokens_may_read(tmp_path
         admin = api.kubeconfig(tmp_path / "admin.conf")
         world.create(RestClient(Connection.load(str(admin))), [])
         rights = world.rights()
-        tokens = {name: f"secret-{name}-{world.suffix}" for name in (ADMIN, TENANT, NOBODY)}
+        tokens = {name: f"secret-{name}-{world.suffix}" for name in (ADMIN, TENANT, GUEST)}
         users = {
             token: (f"system:serviceaccount:{world.own}:{name}", Rules(rights, account=name, namespace=world.own))
             for name, token in tokens.items()
