@@ -20,6 +20,7 @@ COMMANDS = {
     "doctor": ("doctor",),
     "smoke": ("smoke",),
     "classes": ("classes", "list"),
+    "kueue": ("kueue", "config"),
     "policy": ("policy", "explain", "gpu-a/gpu-0"),
     "lint": ("lint", "--cluster"),
     "explain": ("explain", "pod/train", "-n", NAMESPACE),
