@@ -91,6 +91,11 @@ def version() -> str:
     return "/version"
 
 
+def workloads(namespace: str) -> str:
+    """Return the path of Kueue's Workloads."""
+    return f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{_segment(namespace)}/workloads"
+
+
 def _named(collection: str, name: str | None) -> str:
     return collection if name is None else f"{collection}/{_segment(name)}"
 

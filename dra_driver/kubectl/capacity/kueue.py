@@ -8,6 +8,7 @@ Sources: kubernetes-sigs/kueue pkg/config/validation.go, pkg/dra/{claims,counter
 """
 
 import hashlib
+import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -103,15 +104,16 @@ class Quota(Struct, frozen=True, kw_only=True):
     capacity: str = ""
 
     def mapping(self, driver: str) -> dict[str, object]:
-        source = {"driver": driver, "deviceSelector": {"cel": {"expression": self.selector}}}
-        sources = [
-            {kind: {"name": name, **source}} for kind, name in (("counter", self.counter), ("capacity", self.capacity))
-            if name
-        ]  # fmt: skip
-        return {"name": self.name, "deviceClassNames": [*self.classes], **({"sources": sources} if sources else {})}
+        found: dict[str, object] = {"name": self.name, "deviceClassNames": [*self.classes]}
+        for kind, name in (("counter", self.counter), ("capacity", self.capacity)):
+            if name:
+                select = {"cel": {"expression": self.selector}}
+                found["sources"] = [{kind: {"name": name, "driver": driver, "deviceSelector": select}}]
+        return found
 
 
 def quotas_of(stock: ModelStock, driver: str) -> list[Quota]:
+    """Return the quotas of a model: GPUs and MIG devices by counters, or GPUs by number; shares by memory."""
     slug = _slug(stock.product)
     prefix, select = f"{driver}/{slug}", _selector(stock, driver)
     found = []
@@ -197,8 +199,8 @@ def _node_amounts(state: ClusterState, driver: str) -> dict[str, str]:
 
 
 def _selector(stock: ModelStock, driver: str) -> str:
-    product = stock.product.replace("\\", "\\\\").replace('"', '\\"')
-    return f'device.driver == "{driver}" && device.attributes["{driver}"].{names.PRODUCT_NAME} == "{product}"'
+    product = json.dumps(stock.product)  # a JSON string is a CEL string
+    return f'device.driver == "{driver}" && device.attributes["{driver}"].{names.PRODUCT_NAME} == {product}'
 
 
 def _slug(product: str) -> str:

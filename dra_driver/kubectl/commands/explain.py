@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError, NotFoundError
 from dra_driver.core.finding import coloured
 from dra_driver.core.text import printable
+from dra_driver.kube import paths
 from dra_driver.kube.state import ClusterState, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
 from dra_driver.kubectl import explain
@@ -131,7 +132,7 @@ def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: st
     if args.cluster_state:
         return state
     try:
-        found = source.client(source.kubeconfig_of(args)).list(explain.WORKLOADS.format(namespace))["items"]
+        found = source.client(source.kubeconfig_of(args)).list(paths.workloads(namespace))["items"]
     except NotFoundError:  # without Kueue
         return state
     except KubernetesApiError as error:

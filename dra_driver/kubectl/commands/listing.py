@@ -148,8 +148,8 @@ def print_list(args: argparse.Namespace, read: Callable[[], Listed[T]], *, redra
             _print(args, found)
         elif changed:
             _print_rows(args, found.columns, changed, found.name, heading=not shown)
-        gaps, new = getattr(found.document, "gaps", ()), set(getattr(found.document, "gaps", ())) - set(gaps)
-        tell_gaps(sorted(new))
+        known, gaps = gaps, getattr(found.document, "gaps", ())
+        tell_gaps(gap for gap in gaps if gap not in known)
         if not redraw and not gaps:  # rows that cannot be read are not deleted
             for space, name in dict.fromkeys(line[:2] for line in shown if line[:2] not in {each[:2] for each in now}):
                 place = f" from {space} namespace" if space else ""

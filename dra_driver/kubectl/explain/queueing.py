@@ -11,7 +11,6 @@ from dra_driver.kubectl.explain.subject import name_of, spec_of, status_of
 Wire = Mapping[str, Any]
 GATE: Final = "kueue.x-k8s.io/admission"
 """The scheduling gate of a pod that Kueue has not admitted."""
-WORKLOADS: Final = "/apis/kueue.x-k8s.io/v1beta2/namespaces/{}/workloads"
 _CONFIG: Final = "merge the mappings of `kubectl dra kueue config` into Kueue's Configuration, and restart Kueue"
 _FIXES: Final = (
     ("does not support use of resource claims", "name a ResourceClaimTemplate: Kueue cannot queue a shared claim"),

@@ -40,8 +40,6 @@ from tests.unit.kubectl.web.test_fleet import placed
 
 if TYPE_CHECKING:
     from starlette.testclient import TestClient
-if TYPE_CHECKING:
-    from starlette.testclient import TestClient
 
 
 LISTS = (
@@ -58,6 +56,15 @@ EVENT = {"reason": "FailedScheduling", "message": "no", "involvedObject": ABOUT,
 def full_state() -> ClusterState:
     held = claim("a", "n", share("gpu-0", "20Gi"))
     return small_state(held, pods=(waiting_pod("w"),), events=(EVENT,), classes=(CLASS,))
+
+
+@pytest.mark.parametrize("path", ["/claims/team/a", "/nodes/n/gpu-0"])
+def test_charts_stay_when_the_current_use_is_missing(path: str, site: Site, browser: "TestClient") -> None:
+    use = ClaimDeviceUse(namespace="team", claim="a", node="n", device="gpu-0", share="s", used_bytes=5 * GIB)
+    for uses in ([use], [use], []):
+        site.uses = uses
+        site.read(full_state())
+    assert 'class="lines' in browser.get(f"{site.base}{path}").text
 
 
 def test_every_page_is_there(site: Site, browser: "TestClient") -> None:

@@ -65,7 +65,7 @@ def test_a_job_without_pods_is_explained_by_its_newest_workload() -> None:
     old = workload("an old reason")
     old["metadata"]["creationTimestamp"], new = "2026-01-01T00:00:00Z", workload()
     new["metadata"]["creationTimestamp"] = "2026-01-02T00:00:00Z"
-    assert workload_of([new, old], "job", "train") is new
+    assert workload_of([old, new], "job", "train") is new
     with pytest.raises(RetryableError, match="job train has no pods: Kueue has not admitted it"):
         check_queue(ClusterState(workloads=[old, new]), "job", "train", "default")
     check_queue(ClusterState(workloads=[old, new]), "job", "other", "default")
