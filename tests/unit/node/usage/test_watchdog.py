@@ -32,7 +32,7 @@ from dra_driver.node.usage.watchdog import (
     watch_unattributed,
 )
 from tests.fakes.stand_in import present
-from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
+from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, named, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
 OVER = ShareUse(
@@ -62,7 +62,7 @@ def test_memory_over_the_grant_is_told_at_the_second_look() -> None:
     assert told[0] == ()
     assert told[1] == (
         OverGrant(
-            claim=claim(),
+            **named(claim()),
             device="gpu-0",
             pods=(pod(),),
             used_bytes=20 * GIB,
@@ -237,8 +237,8 @@ def test_one_device_in_use_is_enough_and_one_unknown_forbids_idle(
 
 def test_a_claim_is_idle_after_the_minutes_of_its_policy() -> None:
     assert idle_after(UNUSED, UNUSED)[1] == ()
-    assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(claim=claim(), since=NOW),)
-    assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(claim=claim(), since=NOW),)
+    assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(**named(claim()), since=NOW),)
+    assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(**named(claim()), since=NOW),)
 
 
 @pytest.mark.parametrize("between", [USED, NOT_KNOWN])
