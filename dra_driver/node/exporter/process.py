@@ -32,6 +32,7 @@ from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWri
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
 from dra_driver.node.usage import watchdog
 from dra_driver.node.usage.answers import Judged, document, families
+from dra_driver.node.usage.assignments import FOLDER
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
 from dra_driver.node.usage.sources import Look, Unread
@@ -131,8 +132,6 @@ class Observer:
         return judged, UsageFindings(written=at, over_grant=over, unattributed=unattributed, idle=idle)
 
 
-FOLDER: Final = "usage"
-"""In the driver's directory: the files that node process and exporter exchange."""
 ASSIGNMENTS_POLL_S: Final = 0.25
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""

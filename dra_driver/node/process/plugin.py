@@ -69,6 +69,7 @@ from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.usage_exporter import ExporterLock, GpuChangeTracker
 from dra_driver.node.slices import Publisher
+from dra_driver.node.usage.assignments import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -196,7 +197,7 @@ class NodeProcess:
 
         # 3. Hardware, API client, journal, policies
         claims_changed, claim_released, publish, usage_changed = Notifier(), Notifier(), Notifier(), Notifier()
-        usage_dir = plugin_dir / usage_exporter.FOLDER
+        usage_dir = plugin_dir / FOLDER
         changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
         found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
         nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
@@ -394,7 +395,7 @@ class NodeProcess:
                 usage_dir,
                 usage_exporter.header(settings),
                 entries=journal.entries,
-                gpus=lambda: usage_exporter.reported_gpus(inventory.current(), terms.current()),
+                gpus=lambda changing: usage_exporter.assigned_gpus(inventory.current(), terms.current(), changing),
                 detached=lambda: detaching.detached,
                 changes=changes,
             )

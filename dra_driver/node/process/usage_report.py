@@ -32,7 +32,7 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.node_events import Kind, Tell
-from dra_driver.node.process.usage_exporter import FOLDER
+from dra_driver.node.usage.assignments import FOLDER
 
 log = logging.getLogger(__name__)
 

@@ -285,7 +285,7 @@ def test_names_of_dcgm_exporter_only_when_asked() -> None:
 def test_a_claim_made_anew_under_its_name_has_its_labels_once() -> None:
     """Two equal series would spoil the whole scrape."""
     _, ledger = seen()
-    anew = replace(SHARES.claims[0], ref=replace(SHARES.claims[0].ref, uid="z"))
+    anew = replace(SHARES.claims[0], uid="z")
     again = join(replace(LOOK, assignments=replace(SHARES, claims=(anew, SHARES.claims[1]))))
     ledger = fold(ledger, again, 110.0, window_s=600.0, keep_ended_s=300.0)
     assert len(ledger.rows) == 3
