@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import EnoughMemory, GpuUsage, InstanceUsage, Profile, busiest, fit
+from dra_driver.core.telemetry.exporter_metrics import Family
 from dra_driver.kubectl.usage.device_use import decode
-from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document, families
+from dra_driver.node.usage.answers import CLAIM_LABELS, Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.sources import Unread
