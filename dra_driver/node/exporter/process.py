@@ -21,7 +21,6 @@ from dra_driver import __version__
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -252,14 +251,9 @@ class ExporterProcess:
         address = self._settings.http_addr
         if not address:
             return None
-        try:
-            server = ObservabilityServer(
-                address, self.ready, self.live, self.remarks, scrape=metrics.render, pages={"/usage": self.usage}
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
+        server = ObservabilityServer(
+            address, self.ready, self.live, self.remarks, scrape=metrics.render, pages={"/usage": self.usage}
+        )
         server.start()
         log.info("serving metrics, usage and health", extra={"port": server.port})
         return server

@@ -35,7 +35,6 @@ from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -191,7 +190,7 @@ class NodeProcess:
         # 2. HTTP endpoint
         metrics.initialise(driver=driver, node=settings.node_name, version=__version__)
         if settings.http_addr:
-            http = self._http(settings.http_addr)
+            http = ObservabilityServer(settings.http_addr, self.ready, self.live, self.remarks)
             yield Component(part=http, start=http.start, stop=http.stop)
             log.info("serving metrics and health", extra={"port": http.port})
 
@@ -479,14 +478,6 @@ class NodeProcess:
         node.call_after_changes(wakeup.notify)
         for work in (Maintenance("maintenance", local, wakeup=wakeup), Maintenance("claim-maintenance", remote)):
             yield _threaded(work, work.worker)
-
-    def _http(self, address: str) -> ObservabilityServer:
-        try:
-            return ObservabilityServer(address, self.ready, self.live, self.remarks)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
 
 
 def _lock_node(settings: NodeSettings, plugin_dir: Path, paths: SocketPaths) -> preflight.ProcessLock:
