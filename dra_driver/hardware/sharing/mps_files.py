@@ -96,7 +96,6 @@ MAX_DAEMONS: Final = 256
 
 # Only root reads desired.json. Daemon, servers and clients of any user write into the pipe folder; the sticky bit keeps
 # one user from replacing the sockets of another. Only root enters the folder above it: containers have pipe mounted.
-_FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
