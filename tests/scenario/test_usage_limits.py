@@ -81,7 +81,7 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef | None = 
         for claim, pod in over
     ]
     other = Unattributed(
-        gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",)
+        gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes=GIB, since=now, commands=("miner",)
     )
     unused = () if idle is None else (IdleClaim(**named(idle), since=now),)
     findings = UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,), idle=unused)

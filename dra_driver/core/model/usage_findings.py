@@ -74,13 +74,13 @@ class OverGrant(_OfClaim, frozen=True, kw_only=True, rename="camel"):
 
 
 class Unattributed(_Finding, frozen=True, kw_only=True, rename="camel"):
-    """Processes on a GPU that belong to no claim. ``bytes_used`` is None where the driver does not report the memory of
+    """Processes on a GPU that belong to no claim. ``bytes`` is None where the driver does not report the memory of
     one. ``commands`` come from /proc: a process chooses its own."""
 
     gpu_uuid: Uid = field(name="gpu")
     device: Name
     processes: Annotated[int, Meta(ge=1, le=2**60)]
-    bytes_used: Amount | None = field(default=None, name="bytes")
+    bytes: Amount | None = None
     commands: Annotated[tuple[Command, ...], Meta(max_length=MAX_COMMANDS)] = ()
 
 

@@ -287,7 +287,7 @@ def _unattributed(found: Unattributed, snapshot: Snapshot) -> gpu_node.ReportedU
     return gpu_node.ReportedUnattributed(
         gpu=gpu.device_name,
         processes=found.processes,
-        memory=None if found.bytes_used is None else _quantity(found.bytes_used),
+        memory=None if found.bytes is None else _quantity(found.bytes),
         since=rfc3339(found.since),
         commands=found.commands,
     )

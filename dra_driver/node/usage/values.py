@@ -12,7 +12,7 @@ from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
-from dra_driver.core.model.usage_findings import Amount, Name, Time, Uid, UsingPod
+from dra_driver.core.model.usage_findings import Amount, Name, Time, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
 
 VERSION: Final = 1  # of assignments.json
@@ -46,7 +46,7 @@ class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
 class AssignedClaim(Struct, frozen=True, kw_only=True):
     """``prepared`` is UTC, in whole seconds; 1970 for a time that is unknown."""
 
-    uid: Uid
+    uid: Name
     namespace: Name
     name: Name
     prepared: Time = EPOCH

@@ -227,7 +227,7 @@ def _report_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: dat
         gpu_uuid=gpu.gpu_uuid,
         device=gpu.device,
         processes=len(lasting),
-        bytes_used=total(each.memory_bytes for each in lasting),
+        bytes=total(each.memory_bytes for each in lasting),
         since=since,
         commands=tuple(commands)[: usage_findings.MAX_COMMANDS],
     )
@@ -237,10 +237,10 @@ def _steady(
     before: usage_findings.Unattributed | None, fresh: usage_findings.Unattributed
 ) -> usage_findings.Unattributed:
     """Memory that changed by less than a tenth is reported as before."""
-    if before is None or before.bytes_used is None or fresh.bytes_used is None:
+    if before is None or before.bytes is None or fresh.bytes is None:
         return fresh
-    low, high = sorted((before.bytes_used, fresh.bytes_used))
-    return replace(fresh, bytes_used=before.bytes_used) if high <= low * GROWTH else fresh
+    low, high = sorted((before.bytes, fresh.bytes))
+    return replace(fresh, bytes=before.bytes) if high <= low * GROWTH else fresh
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):

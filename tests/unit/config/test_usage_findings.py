@@ -40,9 +40,7 @@ OVER = OverGrant(
 ALL = UsageFindings(
     written=NOW,
     over_grant=(OVER,),
-    unattributed=(
-        Unattributed(gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes_used=None, since=NOW, commands=("x",)),
-    ),
+    unattributed=(Unattributed(gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes=None, since=NOW, commands=("x",)),),
     idle=(IdleClaim(**named(claim("idle")), since=NOW),),
 )
 

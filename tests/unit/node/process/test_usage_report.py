@@ -59,7 +59,7 @@ OVER = OverGrant(
 )
 IDLE = IdleClaim(**named(REF), since=NOW)
 PYTHON = ("python3",)
-FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes_used=GIB, since=NOW, commands=PYTHON)
+FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes=GIB, since=NOW, commands=PYTHON)
 TOLD = ReportedOverGrant(
     namespace="team",
     claim="llm",
