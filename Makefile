@@ -48,7 +48,7 @@ check: $(VENV)/.ready         ## Format, lint, types, layers, words, docs, gener
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	$(BIN)/lint-imports --no-logo
+	$(BIN)/lint-imports --no-cache --no-logo
 	$(BIN)/python scripts/check_words.py
 	$(BIN)/python scripts/check_docs.py
 	$(BIN)/python scripts/gen.py --check

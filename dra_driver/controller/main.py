@@ -25,8 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {flag.field: getattr(args, flag.field) for flag in flags_of(ControllerSettings)}
-    settings = load(ControllerSettings, given, os.environ)
+    settings = load(ControllerSettings, vars(args), os.environ)
     from dra_driver.core.telemetry import logs
 
     logs.configure(settings.log_format, settings.log_level)

@@ -31,7 +31,6 @@ from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evict
 from dra_driver.controller.policy_status import PolicyStatusWriter
 from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch, Watch
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import capacity_metrics
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -105,12 +104,7 @@ class ControllerProcess:
         address = self._settings.http_addr
         if not address:
             return
-        try:
-            server = ObservabilityServer(address, self.ready, self.live, self.remarks, scrape=metrics.render)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
+        server = ObservabilityServer(address, self.ready, self.live, self.remarks, scrape=metrics.render)
         server.start()
         self._running.callback(server.stop)
         log.info("serving metrics and health", extra={"port": server.port})

@@ -5,66 +5,17 @@ are read when their eviction is due. A cluster without the CustomResourceDefinit
 every 30 s.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, Final, Generic
 
 from dra_driver.controller.pending_evictions import SliceView, SpecialClaim, slice_view, special_claim
 from dra_driver.controller.policy_status import NodePolicies, PolicyView, node_view, policy_view
 from dra_driver.controller.usage_requests import NodeUse, node_use
 from dra_driver.kube import paths
-from dra_driver.kube.reflector import UNREADABLE, Reflector, Stream, key
-from dra_driver.kube.rest import pages
-
-log = logging.getLogger(__name__)
+from dra_driver.kube.reflector import PagedApi, ReducedLists, Reflector, View
 
 PAGE: Final = 100
-_REDUCED: Final = "reduced"
-
-View = TypeVar("View")
-
-
-class PagedApi(Protocol):
-    """Subset of ``rest.RestClient`` that this module uses."""
-
-    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
-    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
-
-
-class ReducedLists(Generic[View]):
-    """Lists in pages, with each object replaced by the result of ``reduce``. For a `Reflector`."""
-
-    def __init__(self, api: PagedApi, reduce: Callable[[Mapping[str, object]], View | None]) -> None:
-        self._api, self._reduce = api, reduce
-
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        items: list[dict[str, object]] = []
-        page: dict[str, Any] = {}
-        for page in pages(self._api.get, path, query, PAGE):
-            items += [slim for item in page["items"] if (slim := self._reduced(item)) is not None]
-        return {**page, "items": items}
-
-    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
-        return self._api.watch(path, query, read_timeout_s)
-
-    def slim(self, item: Mapping[str, Any]) -> View | None:
-        """For the reflector: reduce an object of a watch; one of a list has been reduced."""
-        if _REDUCED in item:
-            reduced: View = item[_REDUCED]
-            return reduced
-        return self._reduce(item)
-
-    def _reduced(self, item: object) -> dict[str, object] | None:
-        if not isinstance(item, dict) or not key(item):
-            return None
-        try:
-            reduced = self._reduce(item)
-        except UNREADABLE as error:
-            log.warning("cannot read an object; it is skipped", extra={"object": key(item), "error": repr(error)})
-            return None
-        metadata = {name: item["metadata"].get(name) for name in ("name", "namespace")}
-        return None if reduced is None else {"metadata": metadata, _REDUCED: reduced}
 
 
 class ReducedWatch(Generic[View]):
@@ -83,7 +34,7 @@ class ReducedWatch(Generic[View]):
         selector: str = "",
     ) -> None:
         self._listed, self._what = threading.Event(), what
-        lists = ReducedLists(api, reduce)
+        lists: ReducedLists[View] = ReducedLists(api, lambda item, _beside: reduce(item), PAGE)
 
         def note(_change: object) -> None:
             self._listed.set()

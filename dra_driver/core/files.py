@@ -47,6 +47,16 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
     return status
 
 
+def read_plain(path: Path | str, most: int) -> bytes:
+    """At most ``most`` bytes of a regular file. Raises OSError for anything else; follows no link, does not wait for a
+    FIFO's writer."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    with open(os.open(path, flags), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+        return file.read(most)
+
+
 class ChangedFile:
     """Reads a small file that another process replaces, when it has changed. Of one thread."""
 
@@ -63,11 +73,7 @@ class ChangedFile:
         seen = (found.st_ino, found.st_mtime_ns, found.st_size)
         if seen == self._seen:
             return None
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(self._path, flags), "rb") as file:  # noqa: PTH123 - a descriptor, not a path
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file", str(self._path))
-            content = file.read(self._max_bytes + 1)
+        content = read_plain(self._path, self._max_bytes + 1)
         self._seen, self.modified = seen, found.st_mtime
         return content
 

@@ -33,6 +33,12 @@ class AccessRight(Struct, frozen=True, kw_only=True):
         return f"{self.verb} {what}{named} in {'namespace ' + self.namespace if self.namespace else 'all namespaces'}"
 
     @property
+    def attributes(self) -> dict[str, str]:
+        """The ``resourceAttributes`` of an access review."""
+        named = ("verb", "group", "resource", "subresource", "namespace", "name")
+        return {key: value for key in named if (value := getattr(self, key))}
+
+    @property
     def auth_can_i(self) -> str:
         if self.url:
             return f"kubectl auth can-i {self.verb} {self.url}"

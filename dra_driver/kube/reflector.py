@@ -14,9 +14,9 @@ import logging
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ApiUnreachableError, GoneError, KubernetesApiError, ServerBusyError
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.worker import Worker
+from dra_driver.kube.rest import pages
 from dra_driver.kube.watch import WatchEvent
 
 # The answer to a version that the cache does not reach within 3 s (Timeout, "Too large resource version").
@@ -98,6 +99,61 @@ class ListWatch(Protocol):
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
+
+
+class PagedApi(Protocol):
+    """The part of ``rest.RestClient`` that `ReducedLists` needs."""
+
+    def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
+
+
+View = TypeVar("View")
+_REDUCED: Final = "reduced"
+
+
+class _Reduced(Struct, Generic[View], frozen=True):
+    """A reduced object in a list; no JSON has a value of this type."""
+
+    view: View
+
+
+class ReducedLists(Generic[View]):
+    """A `ListWatch` that lists in pages of ``page`` objects, each replaced by the result of ``reduce``, which also gets
+    the results that are kept beside it. So no list is in memory as a whole."""
+
+    def __init__(
+        self, api: PagedApi, reduce: Callable[[Mapping[str, object], Iterable[View]], View | None], page: int
+    ) -> None:
+        self._api, self._reduce, self._page = api, reduce, page
+
+    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The whole list, each object as its name and result. Raises the errors of ``get``."""
+        found: dict[str, View] = {}
+        items: list[dict[str, object]] = []
+        page: dict[str, Any] = {}
+        for page in pages(self._api.get, path, query, self._page):
+            for item in page["items"]:
+                if (name := key(item)) and (view := self._reduced(item, found.values())) is not None:
+                    found[name] = view
+                    metadata = {part: item["metadata"].get(part) for part in ("name", "namespace")}
+                    items.append({"metadata": metadata, _REDUCED: _Reduced(view)})
+        return {**page, "items": items}
+
+    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
+        return self._api.watch(path, query, read_timeout_s)
+
+    def slim(self, item: Mapping[str, Any], beside: Iterable[View] = ()) -> View | None:
+        """For the reflector: reduce an object of a watch; one of a list has been reduced."""
+        reduced = item.get(_REDUCED)
+        return reduced.view if isinstance(reduced, _Reduced) else self._reduce(item, beside)
+
+    def _reduced(self, item: Mapping[str, object], beside: Iterable[View]) -> View | None:
+        try:
+            return self._reduce(item, beside)
+        except UNREADABLE as error:
+            log.warning("cannot read an object; it is skipped", extra={"object": key(item), "error": repr(error)})
+            return None
 
 
 class ReflectorChange(Struct, frozen=True):

@@ -18,15 +18,7 @@ def missing(api: Creator, rights: Sequence[AccessRight]) -> list[AccessRight]:
 
 
 def _allowed(api: Creator, right: AccessRight) -> bool:
-    attributes = {
-        "verb": right.verb,
-        "group": right.group,
-        "resource": right.resource,
-        "subresource": right.subresource,
-        "namespace": right.namespace,
-        "name": right.name,
-    }
-    spec = {"resourceAttributes": {key: value for key, value in attributes.items() if value}}
+    spec = {"resourceAttributes": right.attributes}
     body = {"apiVersion": "authorization.k8s.io/v1", "kind": "SelfSubjectAccessReview", "spec": spec}
     try:
         status = api.create(REVIEWS, body).get("status")

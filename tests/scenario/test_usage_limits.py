@@ -21,6 +21,7 @@ from dra_driver.sim.node.node_process import ControllerSubprocess
 from dra_driver.sim.objects import is_ready
 from tests.e2e.forms import deployment, pod_spec
 from tests.scenario.conftest import ROOT, TIMEOUT_S, cluster_of, make_template, untold
+from tests.unit.node.usage.claims import named
 
 POLICY = ROOT / "examples" / "usage" / "shares-that-hold.yaml"
 CONTROLLER_FLAGS = ["--evict-over-grant", "true", "--reclaim-idle", "true"]
@@ -68,7 +69,7 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef | None = 
     now = datetime.now(UTC)
     found = [
         OverGrant(
-            claim=claim,
+            **named(claim),
             device="gpu-0",
             pods=(UsingPod(namespace=claim.namespace, name=pod["metadata"]["name"], uid=pod["metadata"]["uid"]),),
             used_bytes=20 * GIB,
@@ -80,9 +81,9 @@ def find(cluster: Cluster, *over: tuple[ClaimRef, Obj], idle: ClaimRef | None = 
         for claim, pod in over
     ]
     other = Unattributed(
-        gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes_used=GIB, since=now, commands=("miner",)
+        gpu_uuid=gpus(cluster)[0]["uuid"], device="x", processes=1, bytes=GIB, since=now, commands=("miner",)
     )
-    unused = () if idle is None else (IdleClaim(claim=idle, since=now),)
+    unused = () if idle is None else (IdleClaim(**named(idle), since=now),)
     findings = UsageFindings(written=now, over_grant=tuple(found), unattributed=(other,), idle=unused)
     folder = cluster.nodes["gpu-a"].folders.plugins / DRIVER / "usage" / "findings"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,10 +1,11 @@
-"""Metrics of the usage exporter, in a separate registry. The usage of claims arrives as values (`MetricFamily`, made by
+"""Metrics of the usage exporter, in a separate registry. The usage of claims arrives as values (`Family`, made by
 ``usage.answers``), because claims come and go."""
 
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, get_args
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -15,6 +16,8 @@ from dra_driver.core.telemetry import metrics
 
 Source = Literal["driver", "processes", "memory", "utilisation", "containers", "claims"]
 SOURCES: Final[tuple[Source, ...]] = get_args(Source)
+Kind = Literal["gauge", "counter"]
+Sample = tuple[tuple[str, ...], float]
 
 REGISTRY: Final = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
@@ -46,19 +49,14 @@ rows_left_out = Gauge(
 )
 
 
-class MetricFamily(Protocol):
-    """One metric with its samples; ``kind`` is gauge or counter."""
+class Family(Struct, frozen=True, kw_only=True):
+    """One metric. Counters end in ``_total``. ``samples`` have the values of ``labels`` and a number."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def about(self) -> str: ...
-    @property
-    def kind(self) -> Literal["gauge", "counter"]: ...
-    @property
-    def labels(self) -> tuple[str, ...]: ...
-    @property
-    def samples(self) -> tuple[tuple[tuple[str, ...], float], ...]: ...
+    name: str
+    about: str
+    kind: Kind
+    labels: tuple[str, ...]
+    samples: tuple[Sample, ...]
 
 
 class UsageCollector(Collector):
@@ -66,9 +64,9 @@ class UsageCollector(Collector):
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # guards the next
-        self._families: Sequence[MetricFamily] = ()
+        self._families: Sequence[Family] = ()
 
-    def set(self, families: Sequence[MetricFamily]) -> None:
+    def set(self, families: Sequence[Family]) -> None:
         with self._lock:
             self._families = families
         series.set(sum(len(family.samples) for family in families))

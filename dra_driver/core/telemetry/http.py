@@ -23,6 +23,7 @@ from http.server import BaseHTTPRequestHandler
 from types import MappingProxyType
 from typing import Any, Final
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import metrics
 
 log = logging.getLogger(__name__)
@@ -52,7 +53,7 @@ _STOP_S: Final = 1.0
 
 class ObservabilityServer:
     """Serves until ``stop``. ``addr`` is ``host:port``, or ``:port`` for all addresses; port 0 is any free port. Raises
-    OSError when the address cannot be bound, ValueError for a malformed address. ``ready``, ``live``, ``remarks`` (for
+    ConfigurationError when the address cannot be bound, or is malformed. ``ready``, ``live``, ``remarks`` (for
     ``/readyz``), ``scrape`` (for ``/metrics``) and ``pages`` (further paths) are called in request threads."""
 
     def __init__(
@@ -72,7 +73,12 @@ class ObservabilityServer:
             "/readyz": lambda: _verdict(ready(), remarks()),
         }
         pages_of = {path: _Page(path, make) for path, make in routes.items()}
-        self._server = _Server(host.strip("[]"), int(port), pages_of)
+        try:
+            self._server = _Server(host.strip("[]"), int(port), pages_of)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(
+                f"cannot listen on {addr}: {error}: choose another --http-addr (HTTP_ADDR)"
+            ) from error
         self.port = int(self._server.socket.getsockname()[1])
         self._thread = threading.Thread(
             target=self._server.serve_forever, args=(_SWEEP_S,), name="http-endpoint", daemon=True

@@ -22,6 +22,7 @@ from dra_driver.diagnose.doctor.node_runtime import CriClient, CriError
 from dra_driver.diagnose.doctor.node_view import HostView, names
 from dra_driver.diagnose.node_state import NodeState, find_disagreements
 from dra_driver.hardware.cdi import CdiNames, CdiSpec, DriverRoot, HookVersions, choose_hook, decode
+from dra_driver.node.process.preflight import ENOUGH_BYTES, ENOUGH_FILES  # below them, the node process is not ready
 
 if TYPE_CHECKING:
     from dra_driver.diagnose.doctor.node import LocalFacts
@@ -258,10 +259,7 @@ def _asked(config: object) -> tuple[str, ...] | None:
     return tuple(str(each.get("name")) for each in listed[:_MOST] if isinstance(each, dict))
 
 
-ENOUGH_BYTES: Final = 256 * 1024
 LITTLE_BYTES: Final = 32 * 2**20
-ENOUGH_FILES: Final = 4
-"""Limits of the node process, which is not ready below them (``node/process/preflight.py``)."""
 
 
 @check("disk", Layer.NODE, "space for the driver's files")

@@ -41,14 +41,11 @@ class DriverRight(Struct, frozen=True, kw_only=True):
     def review(self) -> dict[str, object]:
         """The SubjectAccessReview for it."""
         namespace, _, name = self.account.partition("/")
-        attributes = {
-            name: getattr(self.right, name) for name in ("verb", "group", "resource", "subresource", "namespace")
-        }
         groups = ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
         spec = {
             "user": f"system:serviceaccount:{namespace}:{name}",
             "groups": groups,
-            "resourceAttributes": {key: value for key, value in attributes.items() if value},
+            "resourceAttributes": self.right.attributes,
         }
         return {"apiVersion": "authorization.k8s.io/v1", "kind": "SubjectAccessReview", "spec": spec}
 

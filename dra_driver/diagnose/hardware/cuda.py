@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import partial
+from functools import partial, wraps
 from pathlib import Path
 from typing import Final
 
@@ -127,43 +127,45 @@ _MAX_LOG: Final = 2000
 Talk = Callable[[ControlProgram, MpsDaemon, DaemonFolder, Path, Task], Topics]
 
 
-def read_daemon(task: Task) -> Topics:
+def with_daemon(talk: Talk) -> Callable[[Task], Topics]:
+    """Make a reader of ``talk``: its topics with a private MPS daemon for the chosen GPU; then ``end`` and ``logs``."""
+
+    @wraps(talk)
+    def read(task: Task) -> Topics:
+        wanted = MpsDaemon(
+            id="hardware-check",
+            devices=(task.chosen.uuid,),
+            default_percentage=PERCENT,
+            memory_limits={task.chosen.uuid: LIMIT_MIB},
+        )
+        folder, shm = DaemonFolder(Path(task.folder, "daemon")), Path(task.folder, "shm")
+        folder.make()
+        shm.mkdir()
+        shm.chmod(0o1777)
+        program = ControlProgram(root=task.root, private=True)
+        output = os.open(Path(task.folder, "daemon.log"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+        try:
+            running = program.start(wanted, folder, shm, output)
+        except CommandError as error:
+            yield "skipped", f"no MPS daemon: {error}"
+            return
+        finally:
+            os.close(output)
+        try:
+            yield from talk(program, wanted, folder, shm, task)
+            yield "end", _ended(running)
+        finally:
+            with suppress(ProcessLookupError):
+                running.kill()
+            running.wait(_COMMAND_S)
+            yield "logs", _logs(folder, Path(task.folder, "daemon.log"))
+
+    return read
+
+
+@with_daemon
+def read_daemon(program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> Topics:
     """Topics ``commands`` (one per command, in order), ``client`` (the CUDA program), ``end`` and ``logs``."""
-    return with_daemon(task, _talk)
-
-
-def with_daemon(task: Task, talk: Talk) -> Topics:
-    """The topics of ``talk`` with a private MPS daemon for the chosen GPU; then ``end`` and ``logs``."""
-    wanted = MpsDaemon(
-        id="hardware-check",
-        devices=(task.chosen.uuid,),
-        default_percentage=PERCENT,
-        memory_limits={task.chosen.uuid: LIMIT_MIB},
-    )
-    folder, shm = DaemonFolder(Path(task.folder, "daemon")), Path(task.folder, "shm")
-    folder.make()
-    shm.mkdir()
-    shm.chmod(0o1777)
-    program = ControlProgram(root=task.root, private=True)
-    output = os.open(Path(task.folder, "daemon.log"), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-    try:
-        running = program.start(wanted, folder, shm, output)
-    except CommandError as error:
-        yield "skipped", f"no MPS daemon: {error}"
-        return
-    finally:
-        os.close(output)
-    try:
-        yield from talk(program, wanted, folder, shm, task)
-        yield "end", _ended(running)
-    finally:
-        with suppress(ProcessLookupError):
-            running.kill()
-        running.wait(_COMMAND_S)
-        yield "logs", _logs(folder, Path(task.folder, "daemon.log"))
-
-
-def _talk(program: ControlProgram, wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> Topics:
     tell = partial(send, program, folder, shm)
     answers = [ready(tell)]
     yield "commands", answers

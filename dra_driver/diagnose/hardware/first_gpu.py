@@ -100,14 +100,9 @@ def read_clock(task: Task, library: str) -> values.Topics:
             yield "looks", looks
 
 
-def read_mps(task: Task) -> values.Topics:
+@cuda.with_daemon
+def read_mps(program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task) -> values.Topics:
     """Topics ``host`` and ``namespace``: usage by a client of a private MPS daemon, read in both."""
-    return cuda.with_daemon(task, _mps_client)
-
-
-def _mps_client(
-    program: ControlProgram, _wanted: MpsDaemon, folder: DaemonFolder, shm: Path, task: Task
-) -> values.Topics:
     answer = cuda.ready(partial(cuda.send, program, folder, shm))
     library = find_library(task.root, CUDA)
     if library is None or answer["refused"]:

@@ -7,6 +7,7 @@ node process. The judges do no I/O.
 
 import time
 from collections.abc import Callable, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Final
 
@@ -56,21 +57,6 @@ class _Bench(Struct, frozen=True, kw_only=True):
         return ClientProcess(self.task.library, [self.profile.profile_id])
 
 
-def read_first_create(task: Task) -> Topics:
-    """Check 12: MIG mode and the first instance, with a second client and without it."""
-    return _changed(task, _first_create)
-
-
-def read_subscriptions(task: Task) -> Topics:
-    """Check 13: destroy an instance that a second process has listed, before and after that process ends."""
-    return _changed(task, _subscriptions)
-
-
-def read_fabric(task: Task) -> Topics:
-    """Check 14: the fabric's state after the last instance is destroyed and MIG mode is off."""
-    return _changed(task, _changed_fabric)
-
-
 def restore(task: Task) -> Topics:
     """Return the GPU to the state ``before`` of the task's facts; topic ``after``."""
     backend = NvmlBackend(task.library)
@@ -91,30 +77,36 @@ def attempt(change: Callable[[], object], key: str = "value") -> Facts:
     return found | {"ms": round((time.perf_counter() - begin) * 1000, 1)}
 
 
-def _changed(task: Task, work: Callable[[_Bench], Topics]) -> Topics:
-    uuid = GpuUuid(task.chosen.uuid)
-    # Without a node process on this machine, no lock is shared, and no directory must be left.
-    folder = Path(task.plugin_dir if Path(task.plugin_dir or "-").is_dir() else task.folder, "locks")
-    with GpuLocks(folder).acquire([uuid], LOCK_S) as locked:
-        if not locked:
-            yield "skipped", f"the node process has been changing GPU {uuid} for {LOCK_S:.0f} s"
-            return
-        backend = NvmlBackend(task.library)
-        backend.open()
-        gpu = backend.snapshot().gpu_by_uuid(uuid)
-        profile = min(gpu.mig_profiles, key=lambda one: (one.memory_slices, one.profile_id)) if gpu else None
-        before = _state(backend, uuid) if profile else {}
-        reason = _unfit(gpu is not None and gpu.mig_resetless, profile, before)
-        if profile is None or reason:
-            yield "skipped", reason
-            return
-        yield "before", before
-        try:
-            yield from work(_Bench(task=task, chosen=task.chosen, backend=backend, profile=profile))
-        finally:
-            _restore(backend, uuid, before)
-        yield "after", _state(backend, uuid)
-        backend.close()
+def _on_changed_gpu(work: Callable[[_Bench], Topics]) -> Callable[[Task], Topics]:
+    """Make a reader of ``work``, which changes the GPU."""
+
+    @wraps(work)
+    def read(task: Task) -> Topics:
+        uuid = GpuUuid(task.chosen.uuid)
+        # Without a node process on this machine, no lock is shared, and no directory must be left.
+        folder = Path(task.plugin_dir if Path(task.plugin_dir or "-").is_dir() else task.folder, "locks")
+        with GpuLocks(folder).acquire([uuid], LOCK_S) as locked:
+            if not locked:
+                yield "skipped", f"the node process has been changing GPU {uuid} for {LOCK_S:.0f} s"
+                return
+            backend = NvmlBackend(task.library)
+            backend.open()
+            gpu = backend.snapshot().gpu_by_uuid(uuid)
+            profile = min(gpu.mig_profiles, key=lambda one: (one.memory_slices, one.profile_id)) if gpu else None
+            before = _state(backend, uuid) if profile else {}
+            reason = _unfit(gpu is not None and gpu.mig_resetless, profile, before)
+            if profile is None or reason:
+                yield "skipped", reason
+                return
+            yield "before", before
+            try:
+                yield from work(_Bench(task=task, chosen=task.chosen, backend=backend, profile=profile))
+            finally:
+                _restore(backend, uuid, before)
+            yield "after", _state(backend, uuid)
+            backend.close()
+
+    return read
 
 
 def _unfit(resetless: bool | None, profile: MigProfile | None, before: Facts) -> str:
@@ -127,7 +119,9 @@ def _unfit(resetless: bool | None, profile: MigProfile | None, before: Facts) ->
     return ""
 
 
-def _first_create(bench: _Bench) -> Topics:
+@_on_changed_gpu
+def read_first_create(bench: _Bench) -> Topics:
+    """Check 12: MIG mode and the first instance, with a second client and without it."""
     with bench.second_client() as client:
         yield "client", client.started
         yield "mode beside client", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
@@ -143,7 +137,9 @@ def _first_create(bench: _Bench) -> Topics:
         yield "destroy alone", bench.destroy(alone["gi"])
 
 
-def _subscriptions(bench: _Bench) -> Topics:
+@_on_changed_gpu
+def read_subscriptions(bench: _Bench) -> Topics:
+    """Check 13: destroy an instance that a second process has listed, before and after that process ends."""
     yield "mode", attempt(lambda: bench.backend.set_mig_mode(bench.uuid, True))
     made = bench.create()
     yield "create", made
@@ -155,7 +151,9 @@ def _subscriptions(bench: _Bench) -> Topics:
     yield "destroy alone", bench.destroy(made["gi"])
 
 
-def _changed_fabric(bench: _Bench) -> Topics:
+@_on_changed_gpu
+def read_fabric(bench: _Bench) -> Topics:
+    """Check 14: the fabric's state after the last instance is destroyed and MIG mode is off."""
     state = probes.fabric_state(probes.handle_at(bench.chosen.index))
     if not state.get("value"):
         yield "skipped", f"the GPU has no fabric (answer {state.get('value', state.get('code'))})"

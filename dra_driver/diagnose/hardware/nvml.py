@@ -3,6 +3,7 @@
 Checks 3, 4 and 5. Each topic of a reader is the NVML index of a GPU. The judges do no I/O."""
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from typing import Final
 
 from dra_driver.core.finding import Finding, Status
@@ -17,16 +18,6 @@ from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
 
 
-def read_without_mode(task: Task) -> values.Topics:
-    """`probes.without_mode` for the profiles of GPUs that support MIG and have it off."""
-    return _per_gpu(task, _codes_without_mode)
-
-
-def read_profiles(task: Task) -> values.Topics:
-    """`probes.profiles`, `probes.fields`, and the inputs of names, of GPUs that support MIG."""
-    return _per_gpu(task, _profiles)
-
-
 def read_described(task: Task) -> values.Topics:
     """`probes.device` and the backend's description of every GPU."""
     backend = NvmlBackend(task.library)
@@ -39,14 +30,20 @@ def read_described(task: Task) -> values.Topics:
     backend.close()
 
 
-def _per_gpu(task: Task, read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> values.Topics:
-    backend = NvmlBackend(task.library)
-    backend.open()
-    for index, handle in probes.handles().items():
-        facts = read(handle)
-        if facts is not None:
-            yield str(index), facts
-    backend.close()
+def _per_gpu(read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Callable[[Task], values.Topics]:
+    """Make a reader of ``read``, which returns the facts of one GPU or None."""
+
+    @wraps(read)
+    def read_all(task: Task) -> values.Topics:
+        backend = NvmlBackend(task.library)
+        backend.open()
+        for index, handle in probes.handles().items():
+            facts = read(handle)
+            if facts is not None:
+                yield str(index), facts
+        backend.close()
+
+    return read_all
 
 
 def _mode(handle: probes.pynvml.c_nvmlDevice_t) -> Sequence[int] | None:
@@ -54,7 +51,9 @@ def _mode(handle: probes.pynvml.c_nvmlDevice_t) -> Sequence[int] | None:
     return probes.ask(lambda: probes.pynvml.nvmlDeviceGetMigMode(handle)).get("value")
 
 
-def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
+@_per_gpu
+def read_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
+    """`probes.without_mode` for the profiles of GPUs that support MIG and have it off."""
     mode = _mode(handle)
     if mode is None or mode[0]:
         return None
@@ -62,7 +61,9 @@ def _codes_without_mode(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | 
     return probes.without_mode(handle, ids)
 
 
-def _profiles(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
+@_per_gpu
+def read_profiles(handle: probes.pynvml.c_nvmlDevice_t) -> values.Facts | None:
+    """`probes.profiles`, `probes.fields`, and the inputs of names, of GPUs that support MIG."""
     mode = _mode(handle)
     if mode is None:
         return None

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dra_driver.core.errors import StorageError
+from dra_driver.core.files import read_plain
 
 FileIdentity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
@@ -57,16 +58,9 @@ class Files:
     def read(self, path: str, limit: int) -> bytes | None:
         """At most ``limit`` bytes of a plain file; None for anything else."""
         try:
-            # Follows no link out of the folder and does not wait for a writer of a FIFO.
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            return read_plain(path, limit)
         except OSError:
             return None
-        try:
-            return os.read(fd, limit) if stat.S_ISREG(os.fstat(fd).st_mode) else None
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
 
     def list(self, folder: str) -> list[str]:
         try:

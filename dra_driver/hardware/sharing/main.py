@@ -131,8 +131,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    given = {flag.field: getattr(args, flag.field) for flag in flags_of(MpsHostSettings)}
-    settings = load(MpsHostSettings, given, os.environ)
+    settings = load(MpsHostSettings, vars(args), os.environ)
     root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
     if args.check:
         return _check(root)

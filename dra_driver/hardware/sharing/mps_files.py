@@ -27,7 +27,7 @@ from msgspec import Struct, field
 
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import StorageError
-from dra_driver.core.files import lock_file, replace_file
+from dra_driver.core.files import lock_file, read_plain, replace_file
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.text import quoted
 from dra_driver.hardware.sharing.safe_rmtree import REMOVE_S, remove_tree
@@ -96,7 +96,6 @@ MAX_DAEMONS: Final = 256
 
 # Only root reads desired.json. Daemon, servers and clients of any user write into the pipe folder; the sticky bit keeps
 # one user from replacing the sockets of another. Only root enters the folder above it: containers have pipe mounted.
-_FILE_MODE: Final = 0o600
 _FOLDER_MODE: Final = 0o700
 PIPE_MODE: Final = 0o1777
 LOG_MODE: Final = 0o755
@@ -269,15 +268,9 @@ def _daemon(path: Path) -> MpsDaemon | None:
 def _read(path: Path, kind: type[Content]) -> Content | None:
     """The content of a small plain file; None when it is missing, unreadable or of another form."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except OSError:
-        return None
-    try:
-        return decode_json(os.read(descriptor, MAX_FILE), kind)
+        return decode_json(read_plain(path, MAX_FILE), kind)
     except (OSError, ValueError, RecursionError):
         return None
-    finally:
-        os.close(descriptor)
 
 
 def _write(path: Path, content: Struct) -> None:

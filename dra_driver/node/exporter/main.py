@@ -29,8 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM. Raises ConfigurationError if it cannot start."""
-    given = {flag.field: getattr(args, flag.field) for flag in flags_of(ExporterSettings)}
-    settings = load(ExporterSettings, given, os.environ)
+    settings = load(ExporterSettings, vars(args), os.environ)
     from dra_driver.core.telemetry import logs
 
     logs.configure(settings.log_format, settings.log_level)

@@ -21,7 +21,6 @@ from dra_driver import __version__
 from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.usage_findings import UsageFindings
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -32,6 +31,7 @@ from dra_driver.node.exporter.node_process import AssignmentsReader, FindingsWri
 from dra_driver.node.exporter.sources import LogLinks, PodResourcesReader, ProcReader, since_boot_s
 from dra_driver.node.usage import watchdog
 from dra_driver.node.usage.answers import Judged, document, families
+from dra_driver.node.usage.assignments import FOLDER
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import UsageLedger, fold
 from dra_driver.node.usage.sources import Look, Unread
@@ -131,8 +131,6 @@ class Observer:
         return judged, UsageFindings(written=at, over_grant=over, unattributed=unattributed, idle=idle)
 
 
-FOLDER: Final = "usage"
-"""In the driver's directory: the files that node process and exporter exchange."""
 ASSIGNMENTS_POLL_S: Final = 0.25
 LATE_S: Final = 120.0
 """A loop that has not moved for this time hangs, in a call of the driver: only a restart helps."""
@@ -253,14 +251,9 @@ class ExporterProcess:
         address = self._settings.http_addr
         if not address:
             return None
-        try:
-            server = ObservabilityServer(
-                address, self.ready, self.live, self.remarks, scrape=metrics.render, pages={"/usage": self.usage}
-            )
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
+        server = ObservabilityServer(
+            address, self.ready, self.live, self.remarks, scrape=metrics.render, pages={"/usage": self.usage}
+        )
         server.start()
         log.info("serving metrics, usage and health", extra={"port": server.port})
         return server

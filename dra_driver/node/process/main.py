@@ -35,8 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run until SIGTERM and end the process. Raises ConfigurationError if it cannot start."""
-    given = {flag.field: getattr(args, flag.field) for flag in node_flags()}
-    settings = load_node_settings(given, os.environ)
+    settings = load_node_settings(vars(args), os.environ)
     from dra_driver.core.telemetry import logs
 
     logs.configure(settings.log_format, settings.log_level)

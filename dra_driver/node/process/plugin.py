@@ -35,7 +35,6 @@ from dra_driver import __version__
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
-from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -69,6 +68,7 @@ from dra_driver.node.process.sockets import SocketPaths, check_free, remove_dead
 from dra_driver.node.process.terms_resolver import DetachTaint, PublishedTerms, TermsResolver
 from dra_driver.node.process.usage_exporter import ExporterLock, GpuChangeTracker
 from dra_driver.node.slices import Publisher
+from dra_driver.node.usage.assignments import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -190,13 +190,13 @@ class NodeProcess:
         # 2. HTTP endpoint
         metrics.initialise(driver=driver, node=settings.node_name, version=__version__)
         if settings.http_addr:
-            http = self._http(settings.http_addr)
+            http = ObservabilityServer(settings.http_addr, self.ready, self.live, self.remarks)
             yield Component(part=http, start=http.start, stop=http.stop)
             log.info("serving metrics and health", extra={"port": http.port})
 
         # 3. Hardware, API client, journal, policies
         claims_changed, claim_released, publish, usage_changed = Notifier(), Notifier(), Notifier(), Notifier()
-        usage_dir = plugin_dir / usage_exporter.FOLDER
+        usage_dir = plugin_dir / FOLDER
         changes = GpuChangeTracker(usage_changed, ExporterLock(usage_dir / FINDINGS / LOCK))
         found = hardware.choose(settings, plugin_dir, changes if settings.usage else None)
         nodes, names = HostDeviceNodes.of(found), CdiNames(driver)
@@ -394,7 +394,7 @@ class NodeProcess:
                 usage_dir,
                 usage_exporter.header(settings),
                 entries=journal.entries,
-                gpus=lambda: usage_exporter.reported_gpus(inventory.current(), terms.current()),
+                gpus=lambda changing: usage_exporter.assigned_gpus(inventory.current(), terms.current(), changing),
                 detached=lambda: detaching.detached,
                 changes=changes,
             )
@@ -478,14 +478,6 @@ class NodeProcess:
         node.call_after_changes(wakeup.notify)
         for work in (Maintenance("maintenance", local, wakeup=wakeup), Maintenance("claim-maintenance", remote)):
             yield _threaded(work, work.worker)
-
-    def _http(self, address: str) -> ObservabilityServer:
-        try:
-            return ObservabilityServer(address, self.ready, self.live, self.remarks)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(
-                f"cannot listen on {address}: {error}: choose another --http-addr (HTTP_ADDR)"
-            ) from error
 
 
 def _lock_node(settings: NodeSettings, plugin_dir: Path, paths: SocketPaths) -> preflight.ProcessLock:

@@ -10,13 +10,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Final
 
 from dra_driver.core.backoff import Backoff
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube import paths
-from dra_driver.kube.reflector import Reflector, ReflectorChange, Stream, key
-from dra_driver.kube.rest import RestClient, pages
+from dra_driver.kube.reflector import ReducedLists, Reflector, ReflectorChange
+from dra_driver.kube.rest import RestClient
 from dra_driver.node.policy import MAX_POLICIES, PolicyObject, kept
 
 THREAD_NAME: Final = "policies-watch"
@@ -30,8 +30,6 @@ REFUSED_S: Final = 20.0
 """A refusal counts after this time: an API server refuses every request until it has read the roles."""
 _REFUSED_PAUSE_S: Final = 0.5
 """Least pause between attempts until then."""
-_KEPT: Final = "kept"
-"""Key of the reduced form of a listed object; no JSON has a value of its type."""
 
 
 class PolicyWatch:
@@ -54,8 +52,9 @@ class PolicyWatch:
         self._refused_since: float | None = None
         self._absent = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], rand=random.random)
         self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
+        self._lists = ReducedLists(rest, self._kept, PAGE)
         self._reflector = Reflector(
-            ObjectPages(rest, self._kept),
+            self._lists,
             paths.gpu_policies(),
             "",
             self.notice,
@@ -131,10 +130,7 @@ class PolicyWatch:
         return is_new
 
     def _slim(self, item: dict[str, object]) -> PolicyObject | None:
-        found = item.get(_KEPT)
-        if isinstance(found, PolicyObject):
-            return found
-        return self._kept(item, self._reflector.items().values())
+        return self._lists.slim(item, self._reflector.items().values())
 
     def _kept(self, item: Mapping[str, object], beside: Iterable[PolicyObject]) -> PolicyObject | None:
         return kept(item, self._node_name, beside, MAX_POLICIES)
@@ -156,25 +152,3 @@ class PolicyWatch:
         if is_new:
             self._changed()
         return wait_s
-
-
-class ObjectPages:
-    """A ``reflector.ListWatch`` that lists in pages of `PAGE` objects and keeps of each what ``keep`` returns."""
-
-    def __init__(
-        self, rest: RestClient, keep: Callable[[Mapping[str, object], Iterable[PolicyObject]], PolicyObject | None]
-    ) -> None:
-        self._rest, self._keep = rest, keep
-
-    def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The whole list, each object as its metadata and kept value. Raises the errors of ``rest.get``."""
-        found: dict[str, PolicyObject] = {}
-        page: dict[str, Any] = {}
-        for page in pages(self._rest.get, path, query, PAGE):
-            for item in page["items"]:
-                if (name := key(item)) and (one := self._keep(item, found.values())) is not None:
-                    found[name] = one
-        return {**page, "items": [{"metadata": {"name": name}, _KEPT: one} for name, one in found.items()]}
-
-    def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream:
-        return self._rest.watch(path, query, read_timeout_s)

@@ -11,14 +11,14 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Final, TypeVar
 
-import msgspec
-from msgspec import Struct
+from msgspec.structs import replace
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
@@ -26,16 +26,16 @@ from dra_driver.core.errors import DraError, GpuBusyError
 from dra_driver.core.files import lock_file, replace_file
 from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Snapshot
-from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.mig import ComputeInstance, MigInstance
 from dra_driver.core.model.terms import Terms, terms_of
-from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.text import printable
-from dra_driver.core.time import rfc3339
 from dra_driver.core.worker import Worker
 from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl, MigModes, ModeAnswer
 from dra_driver.node.claims import AssignedDevice, Entry
+from dra_driver.node.usage.assignments import FILE, encode
+from dra_driver.node.usage.values import AssignedClaim, AssignedGpu, AssignedUse, Assignments
 
 log = logging.getLogger(__name__)
 
@@ -46,16 +46,11 @@ WAIT_S: Final = 3.0
 """The exporter polls four times a second whether it has to close NVML; reading GPUs that answer takes less time."""
 RETRY_AFTER_TIMEOUT_S: Final = 60.0
 
-FOLDER: Final = "usage"
-"""In the driver's directory: the files that node process and usage exporter exchange."""
-FILE: Final = "assignments.json"
-VERSION: Final = 1
 PAUSE_S: Final = 0.2
 """Changes of claims within this time are written together; reading the journal takes time that prepares need."""
 CHECK_S: Final = 60.0
 """Interval without a notification, in case a change is missed."""
 RETRY_S: Final = 5.0
-Json = dict[str, object]
 
 
 class ExporterLock:
@@ -210,30 +205,26 @@ class TrackedGpuControl:
         return self._control.fabric(gpu)
 
 
-class ReportedGpu(Struct, frozen=True, kw_only=True):
-    device: DeviceName
-    gpu_uuid: GpuUuid
-    model: str | None
-    rules: UsageRules
+def header(settings: NodeSettings) -> Assignments:
+    """The constant fields."""
+    return Assignments(
+        node=settings.node_name,
+        driver=settings.driver_name,
+        process_started=datetime.fromtimestamp(int(time.time()), UTC),
+    )
 
 
-def header(settings: NodeSettings, started: float | None = None) -> Json:
-    """The constant fields. ``started`` is in seconds of the Unix epoch, None for now."""
-    return {
-        "version": VERSION,
-        "node": settings.node_name,
-        "driver": settings.driver_name,
-        "processStarted": rfc3339(time.time() if started is None else started),
-    }
-
-
-def reported_gpus(snapshot: Snapshot, terms: Terms) -> list[ReportedGpu]:
-    return [
-        ReportedGpu(
-            device=gpu.device_name, gpu_uuid=gpu.uuid, model=gpu.product_name, rules=terms_of(terms, gpu.uuid).usage
+def assigned_gpus(snapshot: Snapshot, terms: Terms, changing: Container[GpuUuid]) -> tuple[AssignedGpu, ...]:
+    return tuple(
+        AssignedGpu(
+            device=gpu.device_name,
+            gpu_uuid=gpu.uuid,
+            model=gpu.product_name or "",
+            changing=gpu.uuid in changing,
+            rules=terms_of(terms, gpu.uuid).usage,
         )
         for gpu in snapshot.gpus
-    ]
+    )
 
 
 class AssignmentsFile:
@@ -247,10 +238,10 @@ class AssignmentsFile:
     def __init__(
         self,
         folder: Path,
-        header: Json,
+        header: Assignments,
         *,
         entries: Callable[[], Iterable[Entry]],
-        gpus: Callable[[], Sequence[ReportedGpu]],
+        gpus: Callable[[Container[GpuUuid]], tuple[AssignedGpu, ...]],
         detached: Callable[[], str | None],
         changes: GpuChangeTracker,
         clock: Callable[[], float] = time.monotonic,
@@ -258,7 +249,7 @@ class AssignmentsFile:
         self._folder, self._header, self._changes, self._clock = folder, header, changes, clock
         self._entries, self._gpus, self._detached = entries, gpus, detached
         self._claims_due = threading.Event()
-        self._claims: list[Json] = []
+        self._claims: tuple[AssignedClaim, ...] = ()
         self._read_at = self._stepped_at = float("-inf")
         self._changing: frozenset[GpuUuid] = frozenset()
         self._written = b""
@@ -295,21 +286,13 @@ class AssignmentsFile:
 
     def _write(self) -> None:
         self._changing, reason = self._changes.current(), self._detached()
-        document = self._header | {
-            "detached": reason and printable(reason),
-            "gpus": [
-                {
-                    "device": each.device,
-                    "gpu": each.gpu_uuid,
-                    "model": each.model,
-                    "changing": each.gpu_uuid in self._changing,
-                    "usage": each.rules,
-                }
-                for each in self._gpus()
-            ],
-            "claims": self._claims,
-        }
-        content = msgspec.json.encode(document) + b"\n"
+        document = replace(
+            self._header,
+            detached=reason and printable(reason),
+            gpus=self._gpus(self._changing),
+            claims=self._claims,
+        )
+        content = encode(document)
         path = self._folder / FILE
         if content == self._written and path.exists():
             return
@@ -321,35 +304,35 @@ class AssignmentsFile:
         self._written = content
 
 
-def claims_of(entries: Iterable[Entry]) -> list[Json]:
+def claims_of(entries: Iterable[Entry]) -> tuple[AssignedClaim, ...]:
     """The prepared claims, sorted by UID."""
     prepared = sorted((entry for entry in entries if entry.state == "prepared"), key=lambda entry: entry.ref.uid)
-    return [
-        {
-            "uid": entry.ref.uid,
-            "namespace": entry.ref.namespace,
-            "name": entry.ref.name,
-            "prepared": rfc3339(entry.changed_at),
-            "devices": [_device(each) for each in entry.devices],
-        }
+    return tuple(
+        AssignedClaim(
+            uid=entry.ref.uid,
+            namespace=entry.ref.namespace,
+            name=entry.ref.name,
+            prepared=datetime.fromtimestamp(int(entry.changed_at), UTC),
+            devices=tuple(_use(each) for each in entry.devices),
+        )
         for entry in prepared
-    ]
+    )
 
 
-def _device(device: AssignedDevice) -> Json:
+def _use(device: AssignedDevice) -> AssignedUse:
     live = device.partition.live if device.partition is not None else None
     share = device.sharing.share if device.sharing is not None else None
-    return {
-        "request": device.request,
-        "pool": device.pool,
-        "device": device.device,
-        "form": device.form.value,
-        "gpu": device.gpu_uuid,
-        "giId": live.gi_id if live is not None else None,
-        "uuid": device.gpu_uuid if device.partition is None else live.uuid if live is not None else None,
-        "profile": device.partition.profile_name if device.partition is not None else None,
-        "shareId": device.share_id,
-        "memoryBytes": share.memory if share is not None else None,
-        "percent": share.percent if share is not None else None,
-        "adminAccess": device.admin_access,
-    }
+    return AssignedUse(
+        request=device.request,
+        pool=device.pool,
+        device=device.device,
+        form=device.form,
+        gpu_uuid=device.gpu_uuid,
+        gi_id=live.gi_id if live is not None else None,
+        uuid=device.gpu_uuid if device.partition is None else live.uuid if live is not None else None,
+        profile=device.partition.profile_name if device.partition is not None else None,
+        share_id=device.share_id,
+        memory_bytes=share.memory if share is not None else None,
+        percent=share.percent if share is not None else None,
+        admin_access=device.admin_access,
+    )

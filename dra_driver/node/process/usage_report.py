@@ -32,7 +32,7 @@ from dra_driver.core.telemetry import metrics
 from dra_driver.core.time import rfc3339
 from dra_driver.node.claims import AssignedDevice, Entry, Journal
 from dra_driver.node.process.node_events import Kind, Tell
-from dra_driver.node.process.usage_exporter import FOLDER
+from dra_driver.node.usage.assignments import FOLDER
 
 log = logging.getLogger(__name__)
 
@@ -226,15 +226,15 @@ def validate_findings(
 ) -> gpu_node.ReportedUsage:
     """The valid findings, each claim and GPU once, with ``checked_at`` if an eviction is requested."""
     prepared: dict[str, Entry] = {claim.ref.uid: claim for claim in claims if claim.state == "prepared"}
-    over = _once(((each.claim.uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
-    idle = _once((each.claim.uid, _idle(each, prepared, terms)) for each in findings.idle)
+    over = _once(((each.claim_uid, each.device), _over_grant(each, prepared, terms)) for each in findings.over_grant)
+    idle = _once((each.claim_uid, _idle(each, prepared, terms)) for each in findings.idle)
     foreign = _once((each.gpu_uuid, _unattributed(each, snapshot)) for each in findings.unattributed)
     reported = gpu_node.ReportedUsage(over_grant=over, idle=idle, unattributed=foreign)
     return replace(reported, checked_at=checked_at) if reported.asks else reported
 
 
 def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -> gpu_node.ReportedOverGrant | None:
-    claim = _prepared(found.claim, prepared)
+    claim = _prepared(found.ref, prepared)
     shares = [each for each in _used(claim) if each.device == found.device]
     parts = [each.sharing.share for each in shares if each.sharing is not None]
     grants = [part.memory for part in parts if part is not None and part.memory is not None]
@@ -264,7 +264,7 @@ def _over_grant(found: OverGrant, prepared: Mapping[str, Entry], terms: Terms) -
 
 
 def _idle(found: IdleClaim, prepared: Mapping[str, Entry], terms: Terms) -> gpu_node.ReportedIdle | None:
-    claim = _prepared(found.claim, prepared)
+    claim = _prepared(found.ref, prepared)
     rules = [terms_of(terms, each.gpu_uuid).usage for each in _used(claim)]
     after_min = idle_after_min(rules)
     if claim is None or after_min is None:
@@ -287,7 +287,7 @@ def _unattributed(found: Unattributed, snapshot: Snapshot) -> gpu_node.ReportedU
     return gpu_node.ReportedUnattributed(
         gpu=gpu.device_name,
         processes=found.processes,
-        memory=None if found.bytes_used is None else _quantity(found.bytes_used),
+        memory=None if found.bytes is None else _quantity(found.bytes),
         since=rfc3339(found.since),
         commands=found.commands,
     )

@@ -6,19 +6,18 @@ there) for equal values of whole GPUs; next to dcgm-exporter every sum over them
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from msgspec import Struct
 
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
+from dra_driver.core.telemetry.exporter_metrics import Family, Kind
 from dra_driver.core.time import rfc3339
 from dra_driver.node.usage.ledger import Row, RowKey, RowUse, UsageLedger, device_of
 from dra_driver.node.usage.values import AssignedUse, GpuUse, JoinedUsage, Knows, total
 
-Kind = Literal["gauge", "counter"]
-Sample = tuple[tuple[str, ...], float]
 Rows = Sequence[tuple[RowKey, Row]]
 CLAIM_LABELS: Final = ("namespace", "claim", "pod", "container", "request", "device", "share")
 DEVICE_LABELS: Final = ("namespace", "claim", "request", "device", "share")
@@ -27,16 +26,6 @@ INFO_LABELS: Final = (*DEVICE_LABELS, "form", "profile", "uuid", "gpu_uuid", "gi
 INSTANCE_LABELS: Final = ("device", "profile", "uuid")
 DCGM_LABELS: Final = ("gpu", "UUID", "device", "modelName", "hostname")
 MIB: Final = 2**20
-
-
-class Family(Struct, frozen=True, kw_only=True):
-    """One metric. Counters end in ``_total``. ``samples`` have the values of ``labels`` and a number."""
-
-    name: str
-    about: str
-    kind: Kind
-    labels: tuple[str, ...]
-    samples: tuple[Sample, ...]
 
 
 class Judged(Struct, frozen=True, kw_only=True):

@@ -1,20 +1,24 @@
 """Define the use of a node's GPUs by claims and others, as values. None is never 0: it means unknown."""
 
 from collections.abc import Iterable
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Annotated, Final
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import force_setattr
 
 from dra_driver.core.model.claim import ClaimRef
-from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.model.ids import ClaimUid, GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage
-from dra_driver.core.model.usage_findings import Amount, Name, UsingPod
+from dra_driver.core.model.usage_findings import Amount, Name, Time, UsingPod
 from dra_driver.core.model.usage_rules import DEFAULT_USAGE, UsageRules
 
+VERSION: Final = 1  # of assignments.json
 MAX_GPUS, MAX_CLAIMS, MAX_DEVICES = 256, 4096, 512
+MAX_REASON: Final = 1024
+EPOCH: Final = datetime.fromtimestamp(0, UTC)
 Pool = Annotated[str, Meta(min_length=1, max_length=1024, pattern="^[!-~]+$")]
 
 
@@ -40,9 +44,20 @@ class AssignedUse(Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class AssignedClaim(Struct, frozen=True, kw_only=True):
-    ref: ClaimRef
-    prepared: datetime
-    devices: tuple[AssignedUse, ...] = ()
+    """``prepared`` is UTC, in whole seconds; 1970 for a time that is unknown."""
+
+    uid: Name
+    namespace: Name
+    name: Name
+    prepared: Time = EPOCH
+    devices: Annotated[tuple[AssignedUse, ...], Meta(max_length=MAX_DEVICES)] = ()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "prepared", _utc(self.prepared))
+
+    @property
+    def ref(self) -> ClaimRef:
+        return ClaimRef(namespace=self.namespace, name=self.name, uid=ClaimUid(self.uid))
 
 
 class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
@@ -55,16 +70,30 @@ class AssignedGpu(Struct, frozen=True, kw_only=True, rename="camel"):
     rules: UsageRules = field(default=DEFAULT_USAGE, name="usage")
 
 
-class Assignments(Struct, frozen=True, kw_only=True):
-    """``detached`` is the reason why the NVIDIA driver must not be open; None while it may. ``process_started`` is of
-    the node process that wrote the file."""
+class Assignments(Struct, frozen=True, kw_only=True, rename="camel"):
+    """``assignments.json``. ``detached`` is the reason why the NVIDIA driver must not be open; None while it may, and
+    never another type. ``process_started`` is of the node process that wrote the file."""
 
-    node: str
-    driver: str
-    process_started: datetime
-    detached: str | None = None
-    gpus: tuple[AssignedGpu, ...] = ()
-    claims: tuple[AssignedClaim, ...] = ()
+    version: int = VERSION
+    node: Name
+    driver: Name
+    process_started: Time
+    detached: object = None
+    gpus: Annotated[tuple[AssignedGpu, ...], Meta(max_length=MAX_GPUS)] = ()
+    claims: Annotated[tuple[AssignedClaim, ...], Meta(max_length=MAX_CLAIMS)] = ()
+
+    def __post_init__(self) -> None:
+        force_setattr(self, "process_started", _utc(self.process_started))
+        if self.detached is not None:
+            reason = self.detached if isinstance(self.detached, str) else ""
+            force_setattr(self, "detached", reason[:MAX_REASON] or "for an unknown reason")
+
+
+def _utc(at: datetime) -> datetime:
+    try:
+        return at.astimezone(UTC)
+    except OverflowError:
+        return EPOCH
 
 
 class ContainerRef(Struct, frozen=True, kw_only=True):

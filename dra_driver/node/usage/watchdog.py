@@ -121,7 +121,7 @@ def watch(
         if watched is not None:
             found[key] = watched
     reported = [watched.reported for watched in found.values() if watched.reported is not None]
-    reported.sort(key=lambda each: (each.claim.namespace, each.claim.name, each.device))
+    reported.sort(key=lambda each: (each.namespace, each.claim, each.device))
     return found, tuple(reported[: usage_findings.MAX_OVER_GRANT])
 
 
@@ -156,7 +156,9 @@ def _below(former: Watched | None, counted_s: float) -> Watched | None:
 def _first_report(use: ShareUse, since: datetime) -> usage_findings.OverGrant:
     assert use.used_bytes is not None  # noqa: S101 - for the type checker; only known memory exceeds a grant
     return usage_findings.OverGrant(
-        claim=use.claim,
+        claim_uid=use.claim.uid,
+        namespace=use.claim.namespace,
+        claim=use.claim.name,
         device=use.device,
         pods=use.pods[: usage_findings.MAX_PODS],
         used_bytes=use.used_bytes,
@@ -225,7 +227,7 @@ def _report_unattributed(gpu: GpuUse, lasting: Sequence[SeenProcess], since: dat
         gpu_uuid=gpu.gpu_uuid,
         device=gpu.device,
         processes=len(lasting),
-        bytes_used=total(each.memory_bytes for each in lasting),
+        bytes=total(each.memory_bytes for each in lasting),
         since=since,
         commands=tuple(commands)[: usage_findings.MAX_COMMANDS],
     )
@@ -235,10 +237,10 @@ def _steady(
     before: usage_findings.Unattributed | None, fresh: usage_findings.Unattributed
 ) -> usage_findings.Unattributed:
     """Memory that changed by less than a tenth is reported as before."""
-    if before is None or before.bytes_used is None or fresh.bytes_used is None:
+    if before is None or before.bytes is None or fresh.bytes is None:
         return fresh
-    low, high = sorted((before.bytes_used, fresh.bytes_used))
-    return replace(fresh, bytes_used=before.bytes_used) if high <= low * GROWTH else fresh
+    low, high = sorted((before.bytes, fresh.bytes))
+    return replace(fresh, bytes=before.bytes) if high <= low * GROWTH else fresh
 
 
 class ClaimUse(Struct, frozen=True, kw_only=True):
@@ -312,9 +314,13 @@ def watch_idle(
         since = former.since if former is not None else None
         if use.after_min is not None and idle_s >= use.after_min * 60:
             since = since or began(now, idle_s)
-            idle.append(usage_findings.IdleClaim(claim=use.claim, since=since))
+            claim = use.claim
+            found_idle = usage_findings.IdleClaim(
+                claim_uid=claim.uid, namespace=claim.namespace, claim=claim.name, since=since
+            )
+            idle.append(found_idle)
         found[use.claim.uid] = IdleWatched(idle_s=idle_s, since=since)
-    idle.sort(key=lambda each: (each.claim.namespace, each.claim.name))
+    idle.sort(key=lambda each: (each.namespace, each.claim))
     return found, tuple(idle[: usage_findings.MAX_IDLE])
 
 

@@ -25,10 +25,10 @@ from dra_driver.core.model.usage_findings import (
     UsingPod,
 )
 from dra_driver.core.model.usage_rules import OverGrantAction
-from tests.unit.node.usage.claims import GIB, NOW, claim, pod
+from tests.unit.node.usage.claims import GIB, NOW, claim, named, pod
 
 OVER = OverGrant(
-    claim=claim(),
+    **named(claim()),
     device="gpu-0",
     pods=(pod(), pod("llm-1")),
     used_bytes=20 * GIB,
@@ -40,10 +40,8 @@ OVER = OverGrant(
 ALL = UsageFindings(
     written=NOW,
     over_grant=(OVER,),
-    unattributed=(
-        Unattributed(gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes_used=None, since=NOW, commands=("x",)),
-    ),
-    idle=(IdleClaim(claim=claim("idle"), since=NOW),),
+    unattributed=(Unattributed(gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes=None, since=NOW, commands=("x",)),),
+    idle=(IdleClaim(**named(claim("idle")), since=NOW),),
 )
 
 
@@ -60,9 +58,9 @@ def test_the_largest_file_that_is_written_is_read() -> None:
     pods = (UsingPod(namespace="n" * 253, name="p" * 253, uid="u" * 128),) * MAX_PODS
     largest = UsageFindings(
         written=NOW,
-        over_grant=(replace(OVER, claim=long, pods=pods, device="d" * 253),) * MAX_OVER_GRANT,
+        over_grant=(replace(OVER, **named(long), pods=pods, device="d" * 253),) * MAX_OVER_GRANT,
         unattributed=(replace(ALL.unattributed[0], commands=("ü" * 64,) * MAX_COMMANDS),) * MAX_UNATTRIBUTED,
-        idle=(IdleClaim(claim=long, since=NOW),) * MAX_IDLE,
+        idle=(IdleClaim(**named(long), since=NOW),) * MAX_IDLE,
     )
     assert decode(encode(largest)) == largest
 

@@ -12,9 +12,10 @@ from dra_driver.controller import election
 from dra_driver.controller.capacity import MAX_MODELS, MAX_REQUESTS, CapacityGauges, RequestCount, decode, show
 from dra_driver.controller.election import LeaseRecord, LeaseTimes
 from dra_driver.controller.pending_evictions import SpecialClaim, special_claim
-from dra_driver.controller.watches import ReducedLists
+from dra_driver.controller.watches import PAGE
 from dra_driver.core.errors import ApiUnreachableError, CommandError
 from dra_driver.core.telemetry import capacity_metrics, controller_metrics
+from dra_driver.kube.reflector import ReducedLists
 from dra_driver.kubectl.capacity.report import CapacityReport, Gpus, Memory, ModelCapacity, RequestCapacity
 from tests.unit.controller.objects import DRIVER, NOON, special_claim_object
 
@@ -197,7 +198,7 @@ class Pages:
 
 
 def reduced(pages: Pages) -> ReducedLists[Any]:
-    return ReducedLists(pages, lambda item: special_claim(item, DRIVER))
+    return ReducedLists(pages, lambda item, _: special_claim(item, DRIVER), PAGE)
 
 
 def test_pages_are_joined_and_only_special_claims_are_kept() -> None:
@@ -220,7 +221,7 @@ def test_pages_are_joined_and_only_special_claims_are_kept() -> None:
 
 def test_an_object_that_cannot_be_reduced_ends_no_list(caplog: pytest.LogCaptureFixture) -> None:
     items = [{"metadata": {"name": "odd"}, "x": []}, {"metadata": 7}, {"metadata": {"name": "good"}, "x": {"y": 1}}]
-    lists = ReducedLists(Pages([{"items": items}]), lambda item: item["x"]["y"])  # type: ignore[index]
+    lists = ReducedLists(Pages([{"items": items}]), lambda item, _: item["x"]["y"], PAGE)  # type: ignore[index]
     assert [item["metadata"]["name"] for item in lists.list("/nodes")["items"]] == ["good"]
     assert [record.__dict__["object"] for record in caplog.records] == ["odd"]
 

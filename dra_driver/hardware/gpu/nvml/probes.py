@@ -312,24 +312,27 @@ def without_mode(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Any]:
     }
 
 
-def register_mig_events(handle: Handle) -> str:
+@contextmanager
+def _event_set() -> Iterator[Any]:
     events = pynvml.nvmlEventSetCreate()
     try:
-        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)
+        yield events
     finally:
         pynvml.nvmlEventSetFree(events)
+
+
+def register_mig_events(handle: Handle) -> str:
+    with _event_set() as events:
+        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventMigConfigChange, events)
     return "registered"
 
 
 @contextmanager
 def event_set(handles: Iterable[Handle]) -> Iterator[list[Answer]]:
     """Keep an event set with the MIG events of all GPUs open inside the block; yields the answer for each GPU."""
-    events = pynvml.nvmlEventSetCreate()
-    try:
-        wanted = pynvml.nvmlEventMigConfigChange
+    wanted = pynvml.nvmlEventMigConfigChange
+    with _event_set() as events:
         yield [ask(partial(pynvml.nvmlDeviceRegisterEvents, handle, wanted, events)) for handle in handles]
-    finally:
-        pynvml.nvmlEventSetFree(events)
 
 
 def instances(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Answer]:
@@ -340,29 +343,22 @@ def instances(handle: Handle, profile_ids: Iterable[int]) -> dict[str, Answer]:
 def event_wait(handle: Handle, timeout_ms: int) -> Answer:
     """Measure a wait without an event, with the XID, ECC and MIG events that the GPU supports."""
     wanted = 0x8 | 0x2 | 0x1 | 0x100
-    created: list[Any] = []
 
     def wait() -> int:
-        created.append(pynvml.nvmlEventSetCreate())
-        supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
-        pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, created[0])
-        return int(pynvml.nvmlEventSetWait_v2(created[0], timeout_ms).eventType)
+        with _event_set() as events:
+            supported = pynvml.nvmlDeviceGetSupportedEventTypes(handle)
+            pynvml.nvmlDeviceRegisterEvents(handle, wanted & supported, events)
+            return int(pynvml.nvmlEventSetWait_v2(events, timeout_ms).eventType)
 
-    answer = ask(wait)
-    for events in created:
-        pynvml.nvmlEventSetFree(events)
-    return answer
+    return ask(wait)
 
 
 @contextmanager
 def xid_events(handle: Handle) -> Iterator[Callable[[int], Answer]]:
     """Listen for XIDs of a GPU inside the block; yields a wait for the next one, in milliseconds."""
-    events = pynvml.nvmlEventSetCreate()
-    try:
+    with _event_set() as events:
         pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
         yield lambda timeout_ms: ask(partial(_next_event, events, timeout_ms))
-    finally:
-        pynvml.nvmlEventSetFree(events)
 
 
 def _next_event(events: Any, timeout_ms: int) -> dict[str, int]:

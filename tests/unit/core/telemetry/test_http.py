@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.telemetry import logs
 from dra_driver.core.telemetry.http import ObservabilityServer
 
@@ -85,11 +86,11 @@ def test_port_alone_listens_on_all_addresses() -> None:
     server.stop()
 
 
-def test_port_in_use_is_an_os_error() -> None:
+def test_port_in_use_is_a_configuration_error() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(ConfigurationError, match=r"in use.*choose another --http-addr"):
             ObservabilityServer(f"127.0.0.1:{taken.getsockname()[1]}", lambda: [], lambda: [])
 
 

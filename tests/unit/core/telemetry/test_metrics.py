@@ -8,7 +8,8 @@ import pytest
 
 from dra_driver.core.model.health import HealthCause
 from dra_driver.core.telemetry import capacity_metrics, controller_metrics, exporter_metrics, metrics
-from dra_driver.node.usage.answers import Family, Judged, families
+from dra_driver.core.telemetry.exporter_metrics import Family
+from dra_driver.node.usage.answers import Judged, families
 from dra_driver.node.usage.ledger import UsageLedger
 from dra_driver.node.usage.values import JoinedUsage, Knows
 

@@ -17,7 +17,7 @@ from dra_driver.node.usage.sources import CgroupPlace, LogIndex, ProcessFacts, U
 from dra_driver.node.usage.values import AssignedGpu, Assignments
 from tests.fakes.stand_in import present
 from tests.unit.node.exporter.fakes import FakeGpus, FakeProc
-from tests.unit.node.usage.claims import NOW, claim
+from tests.unit.node.usage.claims import NOW, claim, named
 
 UID = "fd698699-eabf-4c23-92ef-cf0bbdb78261"
 ID = "ab" * 32
@@ -217,7 +217,10 @@ def test_findings_are_written_when_they_change(findings: tuple[FindingsWriter, C
     path.parent.write_text("in the way")
     file.write(UsageFindings(written=NOW))  # the looks go on, and it is tried again
     path.parent.unlink()
-    nothing, idle = UsageFindings(written=NOW), UsageFindings(written=NOW, idle=(IdleClaim(claim=claim(), since=NOW),))
+    nothing, idle = (
+        UsageFindings(written=NOW),
+        UsageFindings(written=NOW, idle=(IdleClaim(**named(claim()), since=NOW),)),
+    )
     file.write(nothing)
     first = path.stat().st_ino
     clock.now += RENEW_S

@@ -3,14 +3,15 @@
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from dra_driver.core.errors import GpuBusyError, StorageError
 from dra_driver.core.files import lock_file
-from dra_driver.core.model.ids import DeviceName, GpuUuid
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage_rules import IdleAction, OverGrantAction, UsageRules
 from dra_driver.hardware.gpu.backend import ComputeMode
@@ -18,27 +19,25 @@ from dra_driver.node.claims.entry import Entry, State
 from dra_driver.node.process.usage_exporter import (
     CHECK_S,
     COOLDOWN_S,
-    FILE,
     PAUSE_S,
     RETRY_AFTER_TIMEOUT_S,
     RETRY_S,
-    VERSION,
     WAIT_S,
     AssignmentsFile,
     ExporterLock,
     GpuChangeTracker,
-    ReportedGpu,
     TrackedGpuControl,
 )
 from dra_driver.node.usage import assignments
-from dra_driver.node.usage.values import Assignments
+from dra_driver.node.usage.assignments import FILE
+from dra_driver.node.usage.values import AssignedGpu, Assignments
 from tests.fakes.claims import GPU, device, entry, partition, sharing
 from tests.fakes.simulated_gpus import SimulatedBackend
 
 RULES = UsageRules(
     over_grant=OverGrantAction.EVICT, grace_s=5, overhead_bytes=9, idle_after_min=3, idle=IdleAction.RECLAIM
 )
-HEADER = {"version": VERSION, "node": "n", "driver": "gpu.nvidia.com", "processStarted": "2026-07-01T00:00:00Z"}
+HEADER = Assignments(node="n", driver="gpu.nvidia.com", process_started=datetime(2026, 7, 1, tzinfo=UTC))
 
 
 class Node:
@@ -47,13 +46,12 @@ class Node:
         self.detached: str | None = None
         self.fails, self.reads, self.now = False, 0, 100.0
         self.folder = folder / "usage"
-        gpus = [ReportedGpu(device=DeviceName("gpu-0"), gpu_uuid=GPU, model="NVIDIA H100", rules=RULES)]
         self.changes = GpuChangeTracker(lambda: None, ExporterLock(folder / "driver.lock"))
         self.file = AssignmentsFile(
             self.folder,
             HEADER,
             entries=self.read,
-            gpus=lambda: gpus,
+            gpus=self.gpus,
             detached=lambda: self.detached,
             changes=self.changes,
             clock=lambda: self.now,
@@ -64,6 +62,10 @@ class Node:
         if self.fails:
             raise StorageError("the journal is locked")
         return self.entries
+
+    def gpus(self, changing: Container[GpuUuid]) -> tuple[AssignedGpu, ...]:
+        gpu = AssignedGpu(device="gpu-0", gpu_uuid=GPU, model="NVIDIA H100", changing=GPU in changing, rules=RULES)
+        return (gpu,)
 
     def told(self) -> Assignments:
         return assignments.decode((self.folder / FILE).read_bytes())

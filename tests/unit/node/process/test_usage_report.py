@@ -40,7 +40,7 @@ from tests.fakes.claims import device, entry, gpu, ref, sharing
 from tests.unit.node.claims.test_journal import begun, open_journal, prepared
 from tests.unit.node.claims.test_journal_forms import shared
 from tests.unit.node.policy.hardware import node, uuid
-from tests.unit.node.usage.claims import GIB, NOW
+from tests.unit.node.usage.claims import GIB, NOW, named
 
 REF = ClaimRef(namespace="team", name="llm", uid=ClaimUid("uid-llm"))
 SHARE = device(gpu_uuid=uuid(0), sharing=sharing(12 * GIB))
@@ -48,7 +48,7 @@ CLAIM = entry(REF.uid, SHARE, ref=REF)
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT, grace_s=90, idle_after_min=30, idle=IdleAction.RECLAIM)
 TERMS = {uuid(number): GpuTerms(usage=EVICT) for number in range(2)}
 OVER = OverGrant(
-    claim=REF,
+    **named(REF),
     device="gpu-0",
     pods=(UsingPod(namespace="team", name="llm-0", uid="uid-pod"),),
     used_bytes=20 * GIB + 5,
@@ -57,9 +57,9 @@ OVER = OverGrant(
     since=NOW,
     action=OverGrantAction.EVICT,
 )
-IDLE = IdleClaim(claim=REF, since=NOW)
+IDLE = IdleClaim(**named(REF), since=NOW)
 PYTHON = ("python3",)
-FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes_used=GIB, since=NOW, commands=PYTHON)
+FOREIGN = Unattributed(gpu_uuid=uuid(0), device="gpu-7", processes=3, bytes=GIB, since=NOW, commands=PYTHON)
 TOLD = ReportedOverGrant(
     namespace="team",
     claim="llm",
@@ -98,7 +98,7 @@ def test_a_claim_over_its_grant_is_told_with_what_may_follow() -> None:
     assert told(OVER, claims=(two,)).over_grant == (replace(TOLD, granted="16Gi"),), "two shares are one grant"
     assert told(OVER, OVER).over_grant == (TOLD,), "each claim once"
     claims = [replace(CLAIM, ref=replace(REF, uid=ClaimUid(f"uid-{number}"))) for number in range(MAX_REPORTED + 5)]
-    assert len(told(*(replace(OVER, claim=each.ref) for each in claims), claims=claims).over_grant) == MAX_REPORTED
+    assert len(told(*(replace(OVER, **named(each.ref)) for each in claims), claims=claims).over_grant) == MAX_REPORTED
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_an_idle_claim_is_told_by_the_policies_of_all_its_gpus() -> None:
     assert (found.after_min, found.action) == (60, IdleAction.REPORT)
     assert told(idle=(IDLE,), terms={}) == ReportedUsage()
     assert told(idle=(IDLE,), claims=(two,), terms={uuid(0): TERMS[uuid(0)]}) == ReportedUsage(), "one is never idle"
-    assert told(idle=(replace(IDLE, claim=replace(REF, uid=ClaimUid("other"))),)) == ReportedUsage()
+    assert told(idle=(replace(IDLE, **named(replace(REF, uid=ClaimUid("other")))),)) == ReportedUsage()
 
 
 def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
@@ -157,7 +157,7 @@ def test_processes_of_no_claim_are_told_of_gpus_that_the_node_has() -> None:
     )
 
 
-FOUND = UsageFindings(written=NOW, idle=(IdleClaim(claim=REF, since=NOW),))
+FOUND = UsageFindings(written=NOW, idle=(IdleClaim(**named(REF), since=NOW),))
 
 
 class Exporter:
@@ -264,7 +264,7 @@ class Node:
         )
 
     def write(self) -> None:
-        found = replace(OVER, claim=ref(1), pods=(UsingPod(namespace="default", name="pod", uid="uid-pod"),))
+        found = replace(OVER, **named(ref(1)), pods=(UsingPod(namespace="default", name="pod", uid="uid-pod"),))
         temporary = self.path.with_name("new")
         temporary.write_bytes(encode(UsageFindings(written=NOW, over_grant=(found,))))
         temporary.rename(self.path)

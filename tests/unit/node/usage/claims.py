@@ -1,6 +1,7 @@
 """Claims and pods that the tests of usage share."""
 
 from datetime import UTC, datetime
+from typing import Any
 
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
@@ -13,6 +14,11 @@ MIB = 2**20
 
 def claim(name: str = "llm") -> ClaimRef:
     return ClaimRef(namespace="team", name=name, uid=ClaimUid(f"uid-{name}"))
+
+
+def named(ref: ClaimRef) -> dict[str, Any]:
+    """The fields of a finding that name its claim."""
+    return {"claim_uid": ref.uid, "namespace": ref.namespace, "claim": ref.name}
 
 
 def pod(name: str = "llm-0") -> UsingPod:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from dra_driver.core.model.ids import ClaimUid, GpuUuid
+from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
 from dra_driver.core.model.usage_rules import UsageRules
@@ -25,7 +25,7 @@ from dra_driver.node.usage.values import (
 )
 from dra_driver.node.usage.watchdog import claim_uses, share_uses
 from tests.fakes.stand_in import present
-from tests.unit.node.usage.claims import GIB, NOW, claim
+from tests.unit.node.usage.claims import GIB, NOW
 
 GPU = GpuUuid("GPU-a")
 POOL = "n/gpu.nvidia.com"
@@ -48,7 +48,13 @@ def claimed(name: str, device: AssignedUse) -> ClaimedDevice:
 
 def assigned(**claims: AssignedUse | tuple[AssignedUse, ...]) -> Assignments:
     made = [
-        AssignedClaim(ref=claim(name), prepared=NOW, devices=given if isinstance(given, tuple) else (given,))
+        AssignedClaim(
+            uid=f"uid-{name}",
+            namespace="team",
+            name=name,
+            prepared=NOW,
+            devices=given if isinstance(given, tuple) else (given,),
+        )
         for name, given in claims.items()
     ]
     gpus = (AssignedGpu(device="gpu-0", gpu_uuid=GPU),)
@@ -320,7 +326,7 @@ def test_processes_of_another_proc() -> None:
 
 def test_a_claim_that_was_made_anew_under_its_name() -> None:
     """The kubelet tells no UID: the one prepared last has the process."""
-    old = replace(SHARES.claims[0], ref=replace(claim("one"), uid=ClaimUid("z")), prepared=NOW - timedelta(hours=1))
+    old = replace(SHARES.claims[0], uid="z", prepared=NOW - timedelta(hours=1))
     found = join(replace(LOOK, assignments=replace(SHARES, claims=(*SHARES.claims, old))))
     assert {each.claim.uid: each.used_bytes for each in found.devices if each.claim.name == "one"} == {
         "uid-one": 4 * GIB, "z": 0,

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.terms import Form
 from dra_driver.core.model.usage import EnoughMemory, GpuUsage, InstanceUsage, Profile, busiest, fit
+from dra_driver.core.telemetry.exporter_metrics import Family
 from dra_driver.kubectl.usage.device_use import decode
-from dra_driver.node.usage.answers import CLAIM_LABELS, Family, Judged, document, families
+from dra_driver.node.usage.answers import CLAIM_LABELS, Judged, document, families
 from dra_driver.node.usage.join import join
 from dra_driver.node.usage.ledger import EnergyUser, Row, RowUse, UsageLedger, divided, fold, joules_since
 from dra_driver.node.usage.sources import Unread
@@ -285,7 +286,7 @@ def test_names_of_dcgm_exporter_only_when_asked() -> None:
 def test_a_claim_made_anew_under_its_name_has_its_labels_once() -> None:
     """Two equal series would spoil the whole scrape."""
     _, ledger = seen()
-    anew = replace(SHARES.claims[0], ref=replace(SHARES.claims[0].ref, uid="z"))
+    anew = replace(SHARES.claims[0], uid="z")
     again = join(replace(LOOK, assignments=replace(SHARES, claims=(anew, SHARES.claims[1]))))
     ledger = fold(ledger, again, 110.0, window_s=600.0, keep_ended_s=300.0)
     assert len(ledger.rows) == 3

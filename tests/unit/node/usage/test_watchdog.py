@@ -32,7 +32,7 @@ from dra_driver.node.usage.watchdog import (
     watch_unattributed,
 )
 from tests.fakes.stand_in import present
-from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, pod
+from tests.unit.node.usage.claims import GIB, MIB, NOW, claim, named, pod
 
 EVICT = UsageRules(over_grant=OverGrantAction.EVICT)
 OVER = ShareUse(
@@ -62,7 +62,7 @@ def test_memory_over_the_grant_is_told_at_the_second_look() -> None:
     assert told[0] == ()
     assert told[1] == (
         OverGrant(
-            claim=claim(),
+            **named(claim()),
             device="gpu-0",
             pods=(pod(),),
             used_bytes=20 * GIB,
@@ -181,14 +181,12 @@ def unattributed_after(*uses: GpuUse, every_s: float = 15.0) -> tuple[Unattribut
 def test_a_process_is_told_when_it_stays() -> None:
     assert unattributed_after(GPU, GPU) == ()
     assert unattributed_after(GPU, GPU, GPU) == (
-        Unattributed(
-            gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes_used=2 * GIB, since=NOW, commands=("python3",)
-        ),
+        Unattributed(gpu_uuid="GPU-0", device="gpu-0", processes=1, bytes=2 * GIB, since=NOW, commands=("python3",)),
     )
     assert unattributed_after(GPU, GPU, GPU, replace(GPU, unattributed=())) == ()
     two = replace(GPU, unattributed=(PYTHON, SeenProcess(pid=11)))
     (found,) = unattributed_after(two, two, two)
-    assert (found.processes, found.bytes_used) == (2, None)
+    assert (found.processes, found.bytes) == (2, None)
 
 
 def test_short_processes_and_programs_of_the_driver_are_not_reported() -> None:
@@ -209,8 +207,8 @@ def test_names_are_bounded_and_the_largest_come_first() -> None:
 
 def test_memory_that_changes_little_is_told_as_before() -> None:
     grown = [replace(GPU, unattributed=(replace(PYTHON, memory_bytes=size),)) for size in (2 * GIB + 1, 4 * GIB)]
-    assert unattributed_after(GPU, GPU, GPU, grown[0])[0].bytes_used == 2 * GIB
-    assert unattributed_after(GPU, GPU, GPU, grown[1])[0].bytes_used == 4 * GIB
+    assert unattributed_after(GPU, GPU, GPU, grown[0])[0].bytes == 2 * GIB
+    assert unattributed_after(GPU, GPU, GPU, grown[1])[0].bytes == 4 * GIB
 
 
 UNUSED = ClaimUse(claim=claim(), used=False, after_min=1)
@@ -237,8 +235,8 @@ def test_one_device_in_use_is_enough_and_one_unknown_forbids_idle(
 
 def test_a_claim_is_idle_after_the_minutes_of_its_policy() -> None:
     assert idle_after(UNUSED, UNUSED)[1] == ()
-    assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(claim=claim(), since=NOW),)
-    assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(claim=claim(), since=NOW),)
+    assert idle_after(UNUSED, UNUSED, UNUSED)[1] == (IdleClaim(**named(claim()), since=NOW),)
+    assert idle_after(*[UNUSED] * 9)[1] == (IdleClaim(**named(claim()), since=NOW),)
 
 
 @pytest.mark.parametrize("between", [USED, NOT_KNOWN])
