@@ -129,7 +129,7 @@ def explain_pods(
     current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
-        known = manifests.existing_pod(current, wanted, taken)
+        known = manifests.existing_pod(state, wanted, taken)  # not in `current`: its placed replicas do not exist
         pod = wanted if known is None or not manifests.has_same_requests(known, wanted) else known
         if known is not None:
             taken.add(subjects.uid_of(known))
