@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     with source.Progress("counting fitting claims"):
         report = capacity.survey(state, options, driver=args.driver, node=args.node or "")
         if added := source.added_node(args, state):
-            on_node = capacity.survey(added.alone_in(replace(state, claims=())), options, driver=args.driver).models
+            on_node = capacity.survey(added.alone_in(state), options).models
             more = capacity.AddedCapacity(gpus=added.gpus, models=on_node, not_checked=added.not_checked)
             report = replace(report, added_node=more)
     unknown = not report.models and source.is_unread(state, "resourceslices")

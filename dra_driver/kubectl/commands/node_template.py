@@ -107,7 +107,7 @@ def added_node(args: argparse.Namespace, state: ClusterState) -> NodeTemplate:
 
 
 def _policies_of_cluster(args: argparse.Namespace) -> tuple[list[PolicyFile], list[str]]:
-    """Return the cluster's policies for any node, and sentences about the others."""
+    """Return the cluster's policies, and a note about omitted ones: policies of single nodes, or unreadable ones."""
     if args.cluster_state:
         return [], ["GpuPolicies: a state file has none; see --with-policy"]
     try:

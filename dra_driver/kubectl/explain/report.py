@@ -151,8 +151,8 @@ class NodeDetail(Struct, frozen=True, kw_only=True, rename=camel):
 
 
 class AddedNode(Struct, frozen=True, kw_only=True, rename=camel):
-    """Whether empty nodes with ``gpus`` have the devices. ``nodes`` of them serve ``pods`` equal pods, of which one
-    node serves ``pods_on_each``; null where the answer is ``notNeeded`` or ``unknown``."""
+    """The answer for empty nodes with ``gpus``. ``nodes`` of them serve ``pods`` equal pods, of which one node serves
+    ``pods_on_each``; null if the answer is ``notNeeded`` or ``unknown``."""
 
     answer: Literal["helps", "doesNotHelp", "notNeeded", "unknown"]
     sentence: str

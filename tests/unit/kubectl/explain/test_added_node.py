@@ -1,4 +1,4 @@
-"""``kubectl dra explain --with-node``: whether an added node has the devices, how many of them, and what is unknown."""
+"""``kubectl dra explain --with-node``: the answer, the number of nodes, and unchecked requirements."""
 
 import json
 from pathlib import Path
@@ -110,7 +110,7 @@ def test_a_node_does_not_replace_a_missing_object(ask: Asking, parts: Any, wante
     assert found["sentence"] == sentence
 
 
-def test_a_selector_that_fails_on_a_published_device_fails_with_an_added_node_too(ask: Asking) -> None:
+def test_a_selector_that_fails_on_every_node_fails_with_an_added_node(ask: Asking) -> None:
     wanted = exactly(selectors=[{"cel": {"expression": f'{A}.architecture == "Hopper"'}}])
     found = ask("pod/train", templates=[template("t", wanted)], pods=[pod(template="t")], claims=[])
     assert found["sentence"] == "a node does not help"
@@ -146,6 +146,8 @@ def test_no_node_is_needed_where_the_devices_fit(ask: Asking) -> None:
         "not needed: fits on 2 of 2 nodes",
         [],
     )
+    runs = pod(claim="one", nodeName="a", status={"phase": "Running"})
+    assert ask("pod/train", pods=[runs])["sentence"] == "not needed: runs on a"
     gated = pod(template="t", schedulingGates=[{"name": "example.com/gate"}])
     found = ask("pod/train", templates=[template("t")], pods=[gated], claims=[])
     assert found["answer"] == "notNeeded"
