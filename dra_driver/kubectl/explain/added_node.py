@@ -17,7 +17,7 @@ from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import SchedulerModel
 from dra_driver.kubectl.explain.explanation import explained, with_placed
 from dra_driver.kubectl.explain.report import AddedNode, Answer, CauseCode, Explanation
-from dra_driver.kubectl.explain.subject import Subject, Wire, namespace_of, spec_of
+from dra_driver.kubectl.explain.subject import Subject, Wire, allocation_of, label_of, spec_of
 from dra_driver.kubectl.explain.waiting import alike
 from dra_driver.scheduler.allocation import unmodelled_constraints
 from dra_driver.scheduler.cel import selector_budget
@@ -81,8 +81,11 @@ def with_added_nodes(
 def _answer(
     state: ClusterState, report: Explanation, subject: Subject, pods: Sequence[Wire], added: NodeTemplate
 ) -> AddedNode:
-    here = [claim for claim in state.claims if namespace_of(claim) == subject.namespace]
-    current = added.alone_in(replace(state, claims=here))
+    current = added.alone_in(state)
+    if len(current.slices) == len(added.slices):  # the claims of other pods have no devices that this node reaches
+        mine = {label_of(item.claim or {}) for item in subject.claims} | {subjects.uid_of(pod) for pod in pods}
+        kept = [claim for claim in current.claims if allocation_of(claim) is None or mine & _identities(claim)]
+        current = replace(current, claims=kept)
     blocking = [cause for cause in report.causes if cause.blocks and cause.code in _ON_EVERY_NODE]
     fitting = 0
     with selector_budget():
@@ -118,6 +121,10 @@ def _answer(
     return AddedNode(
         answer="helps" if fitting else "doesNotHelp", sentence=sentence, nodes=nodes, pods=total, pods_on_each=fitting
     )
+
+
+def _identities(claim: Wire) -> set[str]:
+    return {label_of(claim), *(str(owner.get("uid")) for owner in claim["metadata"].get("ownerReferences") or ())}
 
 
 def _for_devices(state: ClusterState, pod: Wire) -> Subject:

@@ -9,7 +9,7 @@ import yaml
 
 from dra_driver.kube.state_file import dump
 from dra_driver.kubectl.commands.kubectl import main
-from tests.fakes.dra_objects import claim, device_class, exactly, node
+from tests.fakes.dra_objects import claim, device_class, exactly, node, resource_slice
 from tests.unit.kubectl.explain.clusters import A, allocated_claim, cluster, pod, template
 
 NODE = "8xh100-sxm5-80gb"
@@ -158,6 +158,40 @@ def test_a_cluster_without_nodes_and_a_claim_can_get_one(ask: Asking) -> None:
     assert found["sentence"] == "one such node has the devices for it"
     taken = ask("claim/c", claims=[*FULL, claim("c")], nodes=[node("a"), node("b"), node("added-node")])
     assert taken["answer"] == "helps", "a node may have the name"
+
+
+def test_a_releasable_claim_gets_devices_on_an_added_node(ask: Asking) -> None:
+    """The scheduler releases a claim of a pod that cannot run on the claim's node, whose CPU may be in use."""
+    pods = replicas(2, nodeSelector={"pool": "new"})
+    claims = []
+    for index, each in enumerate(pods):
+        each["status"]["resourceClaimStatuses"] = [{"name": "gpu", "resourceClaimName": f"c-{index}"}]
+        owner = {"kind": "Pod", "name": f"w-{index}", "uid": f"uid-of-w-{index}"}
+        users = (f"w-{index}",)
+        claims.append(allocated_claim(f"c-{index}", f"gpu-{index}", on="a", users=users, ownerReferences=[owner]))
+    found = ask("job/w", templates=[template("t")], pods=pods, claims=claims)
+    assert found["sentence"] == "one such node has the devices for all 2 equal pods"
+
+
+def test_a_claim_that_another_pod_uses_stays_on_its_node(ask: Asking) -> None:
+    waiting = pod(claim="c", nodeSelector={"pool": "new"})
+    found = ask("pod/train", pods=[waiting], claims=[allocated_claim("c", "gpu-0", on="a", users=("other", "train"))])
+    assert found["answer"] == "doesNotHelp"
+    assert found["sentence"].endswith("claim gpu (c) is allocated to devices that this node cannot reach")
+
+
+def test_network_devices_of_other_pods_stay_in_use(ask: Asking) -> None:
+    fabric: Any = resource_slice("fabric", {"name": "nic-0"})
+    del fabric["spec"]["nodeName"]
+    fabric["spec"] |= {"allNodes": True, "driver": "nic.example.com"}
+    held = allocated_claim("taken", "nic-0", on="fabric")
+    held["status"]["allocation"]["devices"]["results"][0]["driver"] = "nic.example.com"
+    nic = template("t", exactly(selectors=[{"cel": {"expression": 'device.driver == "nic.example.com"'}}]))
+    asked = {"templates": [nic], "classes": [device_class(expression="true")], "pods": [pod(template="t")]}
+    slices = [fabric]
+    found = ask("pod/train", **asked, slices=slices, claims=[held])
+    assert found["sentence"].endswith("1 device matches request gpu: 1 in use")
+    assert ask("pod/train", **asked, slices=slices, claims=[])["answer"] == "notNeeded"
 
 
 def test_replicas_of_a_manifest_share_the_answer_of_those_that_do_not_fit(ask: Asking) -> None:
