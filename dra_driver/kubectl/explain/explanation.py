@@ -116,7 +116,7 @@ def explain(
 
     Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
-    return _explained(manifests.with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
+    return explained(manifests.with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
 
 
 def explain_pods(
@@ -129,22 +129,23 @@ def explain_pods(
     current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
-        known = manifests.existing_pod(current, wanted, taken)
+        known = manifests.existing_pod(state, wanted, taken)  # not in `current`: its placed replicas do not exist
         pod = wanted if known is None or not manifests.has_same_requests(known, wanted) else known
         if known is not None:
             taken.add(subjects.uid_of(known))
             current = current if pod is known else manifests.without_pod(current, known)
         subject = subjects.subject_of(current, pod)
-        report, place = _explained(current, subject, node, scheduler or SchedulerModel())
+        report, place = explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
         if place is not None:
-            current = _with_placed(current, pod, place)
+            current = with_placed(current, pod, place)
     return reports
 
 
-def _explained(
+def explained(
     state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel
 ) -> tuple[Explanation, NodeResult | None]:
+    """Return the explanation, and the node where the subject is placed if it fits. ``state`` has its defaults."""
     claims = [
         replace(item, claim=manifests.claim_with_defaults(item.claim)) if item.claim is not None else item
         for item in subject.claims
@@ -198,7 +199,7 @@ def _with_replacement(
     return replace(report, causes=tuple(causes))
 
 
-def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
+def with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
     claims = []
     user = {"resource": "pods", "name": name_of(pod), "uid": ""}
     for claim, allocation in zip(place.claims, place.allocations, strict=False):

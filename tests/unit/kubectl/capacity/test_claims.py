@@ -313,6 +313,7 @@ def test_pages_show_what_is_printed_of_a_cluster(
     [
         "kubectl dra capacity --cluster-state mig.json",
         "kubectl dra capacity --cluster-state shares.json",
+        "kubectl dra capacity --with-node 2xl4-24gb --cluster-state mig.json",
     ],
 )
 def test_examples_are_real_output(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
