@@ -204,6 +204,17 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         f" !self.attributes.exists(b, b.name == '{OWN_ATTRIBUTE_DOMAIN}/' + a.name))",
         _attribute_twice,
     ),
+    "rail-once": SchemaRule(
+        "rails and attributes both set the attribute rail: remove one of them",
+        "!has(self.rails) || !has(self.attributes)"
+        f" || !self.attributes.exists(a, a.name in ['rail', '{OWN_ATTRIBUTE_DOMAIN}/rail'])",
+        lambda it: (
+            _has(it, "rails")
+            and any(
+                each["name"].removeprefix(f"{OWN_ATTRIBUTE_DOMAIN}/") == "rail" for each in it.get("attributes") or ()
+            )
+        ),
+    ),
     "taint-not-reserved": SchemaRule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are reserved for the driver; availability Reserved sets such a taint",
         f"!self.key.startsWith('{OWN_TAINT_DOMAIN}')",
