@@ -16,8 +16,12 @@ from typing import Any, Final
 
 from dra_driver.core.errors import AlreadyExistsError, RetryableError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.node import network
+from dra_driver.sim.node.network import NetworkDriver
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.objects import uid
 
@@ -222,6 +226,7 @@ class ClusterNode:
         policies: Path,
         number: int,
         usage: bool = False,
+        nics: bool = False,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -232,7 +237,18 @@ class ClusterNode:
         self.exporter = ExporterSubprocess(name, spec, folders) if usage else None
         self.mps_host = MpsHostSubprocess(DRIVER, folders)
         self.kubelet = SimulatedKubelet(store, name, folders, number=number)
+        self.network: NetworkDriver | None = None
+        if nics:
+            gpus, rest = (
+                SimulatedBackend.from_spec(spec, name).snapshot().gpus,
+                RestClient(Connection.load(str(kubeconfig))),
+            )
+            self.network = NetworkDriver(name, gpus, rest, registry=folders.registry, plugins=folders.plugins)
         self._exporter_uid = ""
+
+    @property
+    def drivers(self) -> list[str]:
+        return [DRIVER, *([network.DRIVER] if self.network is not None else [])]
 
     @property
     def processes(self) -> list[DriverSubprocess]:
@@ -302,5 +318,6 @@ class ClusterNode:
             *(f"container folder {pod}" for pod in folders if pod != self._exporter_uid),
             *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
+            *(f"network card of claim {claim}" for claim in (self.network.prepared if self.network else ())),
             *self.changed_gpus(),
         ]
