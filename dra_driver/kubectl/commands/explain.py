@@ -116,15 +116,20 @@ def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanatio
     progress.say(_EXPLAINING)
     scheduler = scheduler_for(state, args.feature_gates)
     reports: list[Explanation] = []
+    subjects: list[explain.Subject] = []
     for kind, name in targets:
         if kind in source.OWNERS:
             explain.check_queue(state, kind, name, namespace)
             groups = explain.owner_groups(state, kind, name, namespace)
             reports += explain.explain_groups(groups, _explainer(args, state, scheduler))
+            subjects += [explain.subject_of(state, pod) for group in groups for pod in group]
             continue
         subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
         reports.append(explain.explain(state, subject, node=args.node, scheduler=scheduler))
-    return reports
+        subjects.append(subject)
+    return explain.with_rails(
+        state, {each.name: [one.claim or {} for one in each.claims] for each in subjects}, reports
+    )
 
 
 def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:

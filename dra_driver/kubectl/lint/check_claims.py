@@ -12,6 +12,7 @@ from dra_driver.kube.shapes import is_label
 from dra_driver.kubectl.lint.catalog_devices import DRIVER
 from dra_driver.kubectl.lint.check_configs import CapacityChecker, ConfigChecker, exact_part, parts_of
 from dra_driver.kubectl.lint.check_cuda import CudaChecker
+from dra_driver.kubectl.lint.check_rails import RailChecker
 from dra_driver.kubectl.lint.check_selectors import MAX_RESULTS, MatchChecker, SelectorChecker
 from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices
 from dra_driver.kubectl.lint.fields import FieldChecker
@@ -239,10 +240,12 @@ class PodChecker:
         self._reporter = reporter
         self._scope = scope
         self._cuda = CudaChecker(reporter, scope)
+        self.rails = RailChecker(reporter, scope)
 
     def check(self, pod: Spot) -> None:
         fields = FieldChecker(self._reporter)
         declared: dict[str, Spot | None] = {}
+        known: list[tuple[Spot, Spot]] = []
         classes: set[str] = set()
         for entry in pod.each("resourceClaims"):
             fields.check(entry, "PodResourceClaim")
@@ -252,6 +255,7 @@ class PodChecker:
                 self._reporter.add("DRA006", entry.get("name") or entry, message)
             declared[name] = devices = self._target(entry)
             if devices is not None:
+                known.append((entry, devices))
                 classes |= {part.string("deviceClassName") for _, part in parts_of(devices)}
         used = {name for container in _containers(pod) for name in self._uses(container, declared, fields)}
         for entry in pod.each("resourceClaims"):
@@ -260,6 +264,7 @@ class PodChecker:
                 message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", entry, message, hint=hint)
+        self.rails.add(pod, known)
         for container in _containers(pod):
             self._cuda.check(container, declared)
         self._extended(pod, classes - {""})
