@@ -21,6 +21,7 @@ OWN_ATTRIBUTES: Final = (
 OWN_ATTRIBUTE_DOMAIN: Final = "gpu.nvidia.com"
 """The driver's default name, which is the domain of an attribute without one."""
 OWN_TAINT_DOMAIN: Final = "gpu.dra-driver.io/"
+_RAIL: Final = ["rail", f"{OWN_ATTRIBUTE_DOMAIN}/rail"]
 # For search, as in CEL's matches(); RE2 and Python read them alike.
 _OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
 _FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
@@ -206,14 +207,8 @@ RULES: Final[Mapping[str, SchemaRule]] = {
     ),
     "rail-once": SchemaRule(
         "rails and attributes both set the attribute rail: remove one of them",
-        "!has(self.rails) || !has(self.attributes)"
-        f" || !self.attributes.exists(a, a.name in ['rail', '{OWN_ATTRIBUTE_DOMAIN}/rail'])",
-        lambda it: (
-            _has(it, "rails")
-            and any(
-                each["name"].removeprefix(f"{OWN_ATTRIBUTE_DOMAIN}/") == "rail" for each in it.get("attributes") or ()
-            )
-        ),
+        f"!has(self.rails) || !has(self.attributes) || !self.attributes.exists(a, a.name in {_RAIL})",
+        lambda it: _has(it, "rails") and any(each["name"] in _RAIL for each in it.get("attributes") or ()),
     ),
     "taint-not-reserved": SchemaRule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are reserved for the driver; availability Reserved sets such a taint",

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -12,8 +11,6 @@ from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.report import Explanation
 from dra_driver.kubectl.explain.subject import Wire
-
-_MAX_SHOWN: Final = 8
 
 
 def with_rails(
@@ -35,9 +32,8 @@ def with_rails(
         return list(reports)
     each = [f"{listed(sorted(users))} on {_text(rails)}" for rails, users in sorted(found.items())]
     note = (
-        f"pods on different rails: {'; '.join(each[:_MAX_SHOWN])}{'; and more' if len(each) > _MAX_SHOWN else ''}."
-        " DRA cannot match devices of different claims: if these pods communicate rail by rail, use one template for"
-        " each rail (docs/topology.md)"
+        f"pods on different rails: {'; '.join(each)}. DRA cannot match devices of different claims: if these pods"
+        " communicate rail by rail, use one template for each rail (docs/topology.md)"
     )
     return [replace(reports[0], notes=(*reports[0].notes, note)), *reports[1:]]
 

@@ -16,6 +16,7 @@ from dra_driver.kubectl.lint.scope import Scope, compiled
 
 _PINS: Final = {names.RAIL, "pciBusID", "pcieRoot", "ifName", "pciAddress", "rdmaDevice"}
 """Attributes that select the devices of one rail; the last three are DRANET's."""
+_NAME: Final = "resourceClaimTemplateName"
 _HINT: Final = f'use one template for each rail, with `device.attributes["{DRIVER}"].?rail.orValue(-1) == 0`'
 
 
@@ -28,31 +29,25 @@ class RailChecker:
 
     def add(self, pod: Spot, claims: Sequence[tuple[Spot, Spot]]) -> None:
         """``claims`` are entries of the pod with the devices that they request."""
-        near = [(entry, devices) for entry, devices in claims if _is_near(entry, devices)]
-        if near:
+        if near := [(entry, devices) for entry, devices in claims if _is_near(entry, devices)]:
             self._pods.setdefault((pod.manifest.text.name, pod.manifest.namespace), []).append(near)
 
     def report(self) -> None:
         for pods in self._pods.values():
-            free = {
-                entry.string("resourceClaimTemplateName"): (entry, devices) for pod in pods for entry, devices in pod
-            }
-            for name, (entry, devices) in free.items() if len(pods) > 1 else ():
-                if not self._is_pinned(devices):
+            named = {entry.string(_NAME): (entry, devices) for pod in pods for entry, devices in pod}
+            for name, (entry, devices) in named.items() if len(pods) > 1 else ():
+                if not any(map(self._is_pinned, parts_of(devices))):
                     message = f"pods with template {name[:80]!r} can get other rails than further pods of this file"
                     self._reporter.add("DRA058", entry, f"{message}: a constraint holds within one claim", hint=_HINT)
 
-    def _is_pinned(self, devices: Spot) -> bool:
-        for _, part in parts_of(devices):
-            info = self._scope.class_info(part.string("deviceClassName"))
-            chain = [*(compiled(part.each("selectors")) or ()), *((info and info.selectors) or ())]
-            if any(reference.name in _PINS for selector in chain for reference in selector.reads.references):
-                return True
-        return False
+    def _is_pinned(self, named: tuple[str, Spot]) -> bool:
+        info = self._scope.class_info(named[1].string("deviceClassName"))
+        chain = [*(compiled(named[1].each("selectors")) or ()), *((info and info.selectors) or ())]
+        return any(reference.name in _PINS for selector in chain for reference in selector.reads.references)
 
 
 def _is_near(entry: Spot, devices: Spot) -> bool:
     """Return whether each pod gets its own claim for devices of several classes on one PCIe root."""
-    roots = [each for each in devices.each("constraints") if each.string("matchAttribute") == names.PCIE_ROOT]
+    same = {each.string("matchAttribute") for each in devices.each("constraints")}
     classes = {part.string("deviceClassName") for _, part in parts_of(devices)}
-    return bool(roots) and len(classes) > 1 and entry.get("resourceClaimTemplateName") is not None
+    return names.PCIE_ROOT in same and len(classes) > 1 and entry.get(_NAME) is not None

@@ -23,12 +23,8 @@ from dra_driver.node.process.sockets import SocketPaths
 from dra_driver.node.slices import DesiredSlice, Reconciler, RestSlicesApi
 
 DRIVER: Final = "dra.net"
-DEVICE_CLASS: Final = {
-    "apiVersion": "resource.k8s.io/v1",
-    "kind": "DeviceClass",
-    "metadata": {"name": "dranet"},
-    "spec": {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]},
-}
+_SELECTORS: Final = [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]
+DEVICE_CLASS: Final = {"kind": "DeviceClass", "metadata": {"name": "dranet"}, "spec": {"selectors": _SELECTORS}}
 
 
 def cards(gpus: Iterable[Gpu]) -> tuple[Device, ...]:
@@ -36,27 +32,16 @@ def cards(gpus: Iterable[Gpu]) -> tuple[Device, ...]:
 
 
 def _attributes(gpu: Gpu) -> dict[str, DeviceAttribute]:
-    root, numa = gpu.pcie_root, gpu.numa_node
-    texts = {
-        "ifName": f"rdma{gpu.minor}",
-        "rdmaDevice": f"mlx5_{gpu.minor}",
-        "mac": f"02:00:00:00:00:{gpu.minor:02x}",
-        "pciAddress": f"{(gpu.pci_bus_id or '')[:-4]}10.0",  # a free device number of the GPU's bus
-        "pciVendor": "Mellanox Technologies",
-        "state": "up",
-        "type": "device",
-    }
-    return {
-        **{f"{DRIVER}/{name}": DeviceAttribute(string=text) for name, text in texts.items()},
-        f"{DRIVER}/mtu": DeviceAttribute(int_=9000),
-        f"{DRIVER}/rdma": DeviceAttribute(bool_=True),
-        f"{DRIVER}/virtual": DeviceAttribute(bool_=False),
-        **({} if root is None else {names.PCIE_ROOT: DeviceAttribute(string=root)}),
-        **dict.fromkeys(() if numa is None else (f"{DRIVER}/numaNode", names.NUMA_NODE), DeviceAttribute(int_=numa)),
-    }
+    address = f"{(gpu.pci_bus_id or '')[:-4]}10.0"  # a free device number of the GPU's bus
+    texts = {"ifName": f"rdma{gpu.minor}", "rdmaDevice": f"mlx5_{gpu.minor}", "pciAddress": address, "state": "up"}
+    own = {name: DeviceAttribute(string=text) for name, text in texts.items()}
+    own |= {"rdma": DeviceAttribute(bool_=True), "virtual": DeviceAttribute(bool_=False)}
+    root = {} if gpu.pcie_root is None else {names.PCIE_ROOT: DeviceAttribute(string=gpu.pcie_root)}
+    numa = {} if gpu.numa_node is None else {names.NUMA_NODE: DeviceAttribute(int_=gpu.numa_node)}
+    return {**{f"{DRIVER}/{name}": value for name, value in own.items()}, **root, **numa}
 
 
-class NetworkDriver:
+class NetworkDriver(Registration):
     """The driver of one node. Publishes its cards when a kubelet registers it: the kubelet deletes the slices of its
     node when it starts. ``prepared`` claims are lost when it stops. Start once, stop once; thread-safe."""
 
@@ -64,14 +49,14 @@ class NetworkDriver:
         self._cards = cards(gpus)
         self._claims = ApiClaimReader(rest, DRIVER)
         self._slices = Reconciler(RestSlicesApi(rest, DRIVER, node), DRIVER, node, node)
-        self._lock = threading.Lock()  # guards the next, and publishing
+        self._cards_lock = threading.Lock()  # guards the next, and publishing
         self.prepared: dict[ClaimUid, Prepared] = {}
         folder = plugins / DRIVER
         folder.mkdir(parents=True, exist_ok=True)
         paths = SocketPaths.choose(driver=DRIVER, registrar_dir=registry, plugin_dir=folder)
+        super().__init__(driver=DRIVER, endpoint=paths.dra)
         self._threads = prepare_threads()
-        registration = _PublishingRegistration(self, paths.dra)
-        self._endpoints = Endpoints(paths, registration, handlers(self, DRIVER, self._threads))
+        self._endpoints = Endpoints(paths, self, handlers(self, DRIVER, self._threads))
 
     def start(self) -> None:
         self._endpoints.start()
@@ -80,9 +65,10 @@ class NetworkDriver:
         self._endpoints.stop(0)
         self._threads.shutdown(wait=False)
 
-    def publish(self) -> None:
-        with self._lock:
+    def notify(self, request: Any, context: Any) -> Any:
+        with self._cards_lock:  # without the API server the call fails, and the kubelet registers the driver again
             self._slices.run([DesiredSlice(index=0, devices=self._cards)])
+        return super().notify(request, context)
 
     def prepare(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
@@ -91,14 +77,14 @@ class NetworkDriver:
         for ref in refs:
             try:
                 claim = self._claims.read(ref, within_s=within_s)
-                with self._lock:
+                with self._cards_lock:
                     found[ref.uid] = self.prepared[ref.uid] = tuple(self._card(ref, each) for each in claim.results)
             except DraError as error:
                 found[ref.uid] = error
         return found
 
     def unprepare(self, refs: Sequence[ClaimRef], *, within_s: float | None = None) -> Mapping[ClaimUid, None]:  # noqa: ARG002 - the interface of `handlers`
-        with self._lock:
+        with self._cards_lock:
             for ref in refs:
                 self.prepared.pop(ref.uid, None)
         return dict.fromkeys(ref.uid for ref in refs)
@@ -112,13 +98,3 @@ class NetworkDriver:
         return PreparedDevice(
             request_names=(wanted.base_request,), pool=wanted.pool, device=wanted.device, cdi_device_ids=()
         )
-
-
-class _PublishingRegistration(Registration):
-    def __init__(self, driver: NetworkDriver, endpoint: Path) -> None:
-        super().__init__(driver=DRIVER, endpoint=endpoint)
-        self._publish = driver.publish
-
-    def notify(self, request: Any, context: Any) -> Any:
-        self._publish()  # without the API server the call fails, and the kubelet registers the driver again
-        return super().notify(request, context)
