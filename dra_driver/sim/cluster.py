@@ -29,7 +29,7 @@ from dra_driver.sim.controllers.workloads import (
     ReplicaSetController,
 )
 from dra_driver.sim.loop import StoreClient, deletion_order, kind_of, load
-from dra_driver.sim.node.network import DEVICE_CLASS
+from dra_driver.sim.node import network
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DRIVER, NAMESPACE, ClusterNode
 from dra_driver.sim.scheduler import EmbeddedScheduler
@@ -75,6 +75,7 @@ class Cluster:
                 f"both a policy folder ({policy_dir}) and single policy files were given: put the files into the folder"
             )
         self._specs, self._usage, self._nics = dict(nodes), usage, nics
+        self._drivers = (DRIVER, network.DRIVER) if nics else (DRIVER,)
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
         self._own_kubeconfig = self.folder / "kubeconfig"
@@ -116,7 +117,7 @@ class Cluster:
         for controller in self._controllers:
             controller.start()
         if self._nics:
-            self.client.create(DEVICE_CLASS, "")
+            self.client.create(network.DEVICE_CLASS, "")
         for number, (name, spec) in enumerate(self._specs.items()):
             folders = NodeFolders(self.folder / f"n{number}")
             node = ClusterNode(
@@ -243,9 +244,9 @@ class Cluster:
             raise RetryableError(
                 f"the node process of {node.name} exited; its log ends with\n{node.process.log_tail()}"
             )
-        if missing := set(node.drivers) - node.kubelet.dra.drivers():
+        if missing := set(self._drivers) - node.kubelet.dra.drivers():
             return f"driver {min(missing)} is not registered with the kubelet"
-        return next(filter(None, (incomplete(self.slices(node.name), driver) for driver in node.drivers)), None)
+        return next(filter(None, (incomplete(self.slices(node.name), driver) for driver in self._drivers)), None)
 
 
 def check_cel(expression: str) -> str | None:

@@ -103,16 +103,8 @@ def _up(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a directory")
     with ExitStack() as children:  # ends the controller before the API server, so that it releases its Lease
         with Progress("starting the cluster"):
-            cluster = children.enter_context(
-                Cluster(
-                    nodes,
-                    port=args.port,
-                    kubeconfig=kubeconfig,
-                    policy_dir=args.policy_dir,
-                    usage=args.usage,
-                    nics=args.nics,
-                )
-            )
+            settings = {"policy_dir": args.policy_dir, "usage": args.usage, "nics": args.nics}
+            cluster = children.enter_context(Cluster(nodes, port=args.port, kubeconfig=kubeconfig, **settings))
         if not args.no_classes:
             demo.apply_classes(cluster)
         cluster.add_daemon_set()

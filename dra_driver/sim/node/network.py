@@ -23,8 +23,9 @@ from dra_driver.node.process.sockets import SocketPaths
 from dra_driver.node.slices import DesiredSlice, Reconciler, RestSlicesApi
 
 DRIVER: Final = "dra.net"
-_SELECTORS: Final = [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]
-DEVICE_CLASS: Final = {"kind": "DeviceClass", "metadata": {"name": "dranet"}, "spec": {"selectors": _SELECTORS}}
+_SPEC: Final = {"selectors": [{"cel": {"expression": f'device.driver == "{DRIVER}"'}}]}
+_KIND: Final = {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass"}
+DEVICE_CLASS: Final = {**_KIND, "metadata": {"name": "dranet"}, "spec": _SPEC}
 
 
 def cards(gpus: Iterable[Gpu]) -> tuple[Device, ...]:

@@ -20,7 +20,6 @@ from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store
-from dra_driver.sim.node import network
 from dra_driver.sim.node.network import NetworkDriver
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.objects import uid
@@ -31,16 +30,9 @@ STOP_TIMEOUT_S = 10.0
 SIMULATED_ROOT = "simulated-root"
 # Variables that a child needs to start. Others, such as NODE_NAME or KUBECONFIG, could change its settings.
 _INHERITED = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-    "VIRTUAL_ENV",
+    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV",
     "MALLOC_ARENA_MAX",
-)
+)  # fmt: skip
 
 
 class DriverSubprocess:
@@ -245,10 +237,6 @@ class ClusterNode:
             )
             self.network = NetworkDriver(name, gpus, rest, registry=folders.registry, plugins=folders.plugins)
         self._exporter_uid = ""
-
-    @property
-    def drivers(self) -> list[str]:
-        return [DRIVER, *([network.DRIVER] if self.network is not None else [])]
 
     @property
     def processes(self) -> list[DriverSubprocess]:
