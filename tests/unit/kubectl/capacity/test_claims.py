@@ -204,13 +204,16 @@ def test_devices_of_one_root_name_each_other_and_share_rails() -> None:
     for device in nodes[1]["spec"]["devices"]:
         del device["attributes"]["resource.kubernetes.io/pcieRoot"]
         device["attributes"]["gpu.nvidia.com/rail"] = {"int": 7}
-    found = topology_of(cluster([*nodes, card("a", "pci0000:08"), card("b", "")]))
+    rootless = card("b", "")
+    rootless["spec"]["devices"][0]["attributes"] = {"resource.kubernetes.io/numaNode": {"int": 0}}
+    found = topology_of(cluster([*nodes, card("a", "pci0000:08"), rootless]))
     assert [(row.node, row.device, row.same_root, row.rails) for row in found] == [
         ("a", "gpu-0", (), (0,)),
         ("a", "gpu-1", (), (0,)),
         ("a", "nic-0", ("gpu-2", "gpu-3"), (1, 2)),
         ("a", "gpu-2", ("nic-0",), (2,)),
         ("a", "gpu-3", ("nic-0",), (1,)),
+        ("b", "nic-0", (), ()),
         ("b", "gpu-0", (), (7,)),
         ("b", "gpu-1", (), (7,)),
     ]
