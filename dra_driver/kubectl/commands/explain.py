@@ -118,16 +118,20 @@ def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanatio
     progress.say(_EXPLAINING)
     explainer = _explainer(args, state)
     reports: list[Explanation] = []
+    subjects: list[explain.Subject] = []
     for kind, name in targets:
         if kind in source.OWNERS:
             explain.check_queue(state, kind, name, namespace)
             groups = explain.owner_groups(state, kind, name, namespace)
             reports += explain.explain_groups(groups, explainer)
-        elif kind == "pod":
-            reports.append(explainer([explain.pod_subject(state, namespace, name).pod]))
-        else:
-            reports.append(explainer((), explain.claim_subject(state, namespace, name)))
-    return reports
+            subjects += [explain.subject_of(state, pod) for group in groups for pod in group]
+            continue
+        subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
+        reports.append(explainer([subject.pod]) if kind == "pod" else explainer((), subject))
+        subjects.append(subject)
+    return explain.with_rails(
+        state, {each.name: [one.claim or {} for one in each.claims] for each in subjects}, reports
+    )
 
 
 def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:

@@ -16,6 +16,7 @@ from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message, several_shares
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
+from dra_driver.kubectl.explain.rails import with_rails
 from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
@@ -126,6 +127,7 @@ def explain_pods(
 
     A pod that exists is explained as it is. One that exists with other requests is explained without its claims."""
     reports = []
+    held: dict[str, Sequence[Wire]] = {}
     current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
@@ -137,9 +139,11 @@ def explain_pods(
         subject = subjects.subject_of(current, pod)
         report, place = explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
+        planned = [{"status": {"allocation": each}} for each in (place.allocations if place is not None else ())]
+        held[name_of(pod)] = [*(each.claim or {} for each in subject.claims), *planned]
         if place is not None:
             current = with_placed(current, pod, place)
-    return reports
+    return with_rails(state, held, reports)
 
 
 def explained(

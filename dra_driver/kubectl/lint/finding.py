@@ -84,6 +84,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA055", "several-shares", "warning", "A container requests shares of several GPUs."),
     ("DRA056", "cuda-requirement", "warning", "Not every node meets NVIDIA_REQUIRE_CUDA of a container."),
     ("DRA057", "compute-instance", "warning", "A container requests a part of a MIG partition."),
+    ("DRA058", "rails-not-matched", "warning", "Pods that belong together can get different rails."),
     # Policies
     ("DRA060", "invalid-policy", "error", "Nodes reject the GpuPolicy."),
 )
