@@ -39,7 +39,7 @@ _LATER: Final = (
 )
 # Variables that the interpreter or the dynamic loader reads at the start of a process.
 _AT_START: Final = ("PYTHON", "LD_", "GLIBC_", "TZ")
-_KNOWN: Final = {"PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
+_KNOWN: Final = {"PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONUNBUFFERED"}
 _LOCALE: Final = ("LC_ALL", "LC_CTYPE", "LANG")
 _PLAIN: Final = ("", "C", "POSIX")
 _PIPES: Final = ("p2cread", "p2cwrite", "c2pread", "c2pwrite", "errread", "errwrite")
@@ -179,7 +179,8 @@ def become(request: Mapping[str, Any]) -> None:
         setattr(sys, name, text)
     sys.dont_write_bytecode = bool(os.environ.get("PYTHONDONTWRITEBYTECODE"))
     sys.argv = [str(sys.modules[request["arguments"][2]].__file__), *request["arguments"][3:]]
-    sys.path[0] = request["directory"]
+    more = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    sys.path[:1] = [request["directory"], *more]
     tempfile.tempdir = None
     gc.enable()
 

@@ -248,6 +248,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
+@pytest.mark.usefixtures("new_interpreters")  # the environment of each process is looked at
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_change_of_mig_is_restored(
