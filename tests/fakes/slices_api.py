@@ -47,7 +47,7 @@ class FakeSlicesApi:
         stored["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
         self.objects[name] = stored
         self.writes.append(("create", name))
-        answer = copy_json(stored)  # before listeners change the object again
+        answer: dict[str, Any] = copy_json(stored)  # before listeners change the object again
         self._tell("added", name)
         return answer
 
@@ -62,7 +62,7 @@ class FakeSlicesApi:
         stored["metadata"] |= {"uid": old["metadata"]["uid"], "resourceVersion": str(next(self._counter))}
         self.objects[name] = stored
         self.writes.append(("update", name))
-        answer = copy_json(stored)  # before listeners change the object again
+        answer: dict[str, Any] = copy_json(stored)  # before listeners change the object again
         self._tell("modified", name)
         return answer
 
