@@ -11,6 +11,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 
+from tests.fakes.node_process import SHARED_MEMORY, memory_folder
 from tests.fakes.scripts import script
 from tests.fakes.syscalls import inotify_is_used_up
 from tests.harness import forked
@@ -20,13 +21,24 @@ from tests.harness import forked
 settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=30, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
+MEMORY = 4 << 30
 # In these folders workers fork the project's commands. `make chaos` has workers too, and measures how processes start.
 TESTS = ("tests/unit", "tests/contract", "tests/scenario")
+
+
+def has_room(folder: str | None) -> bool:
+    """Return whether the folder can hold the files of runs, programs and device nodes."""
+    if folder is None:
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & (os.ST_NOEXEC | os.ST_NODEV) and found.f_bavail * found.f_frsize > MEMORY
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Thousands of collected tests stay until the end: the garbage collector does not look at them again and again."""
     gc.disable()
+    if config.args == config.getini("testpaths") and has_room(memory_folder()):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", SHARED_MEMORY)  # where `tmp_path` is
     if "PYTEST_XDIST_WORKER" in os.environ and all(path.startswith(TESTS) for path in config.args):
         forked.install()
 
