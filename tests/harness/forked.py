@@ -79,15 +79,20 @@ class Template:
 _template: Final = cache(Template)
 
 
+def _adopt_orphans(yes: bool) -> bool:
+    """Return whether the kernel supports it. Only Linux does."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    return prctl is not None and prctl(_PR_SET_CHILD_SUBREAPER, int(yes), 0, 0, 0) == 0
+
+
 @contextmanager
 def _adopting_orphans() -> Iterator[None]:
     """The parent of a fork ends at once, so that the fork becomes a child of this process and not of the template."""
-    libc = ctypes.CDLL(None)
-    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _adopt_orphans(True)
     try:
         yield
     finally:
-        libc.prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        _adopt_orphans(False)
 
 
 def _is_usual(given: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
@@ -132,8 +137,9 @@ def start_or_fork(self: Any, *given: Any) -> None:
 
 
 def install() -> None:
-    """Fork commands in this process from now on. The template is started for the first of them."""
-    vars(subprocess)["Popen"]._execute_child = start_or_fork
+    """Fork commands in this process from now on, if the system can. The template is started for the first of them."""
+    if _adopt_orphans(False):
+        vars(subprocess)["Popen"]._execute_child = start_or_fork
 
 
 def serve(channel: socket.socket) -> dict[str, Any]:
