@@ -100,6 +100,7 @@ def test_a_snapshot_gives_the_same_explanation_without_the_cluster(
     file = str(tmp_path / name)
     done = dra(cluster, "snapshot", file)
     assert done.returncode == 0, done.stderr
+    assert "2 gpunodes" in done.stdout
     assert explained(cluster, "pod/lost", "-n", namespace, "--cluster-state", file)["causes"] == live["causes"]
 
 
