@@ -198,10 +198,10 @@ def test_namespaces_sum_claims_and_idle_ones(site: Site, browser: "TestClient") 
     idle = ReportedIdle(namespace="team", claim="a", claim_uid="u", since="x", after_min=5)
     site.read(full_state(), n=replace(told(), usage=ReportedUsage(idle=(idle,))))
     text = browser.get(f"{site.base}/namespaces").text
-    cells = re.findall(r'data-label="(\w+)">(?:<[^>]+>)*([^<\s]*)', text)
+    cells = re.findall(r'data-label="([\w ]+)">(?:<[^>]+>)*([^<\s]*)', text)
     assert cells[:8] == [
-        ("Namespace", "team"), ("Claims", "1"), ("Devices", "1"), ("Granted", "20.0"), ("Used", "?"), ("Busy", "?"),
-        ("Idle", "1"), ("Waiting", "1"),
+        ("Namespace", "team"), ("Claims", "1"), ("Devices", "1"), ("Granted GiB", "20.0"), ("Used GiB", "?"),
+        ("Busy", "?"), ("Idle", "1"), ("Waiting", "1"),
     ]  # fmt: skip
 
 
@@ -236,7 +236,7 @@ def test_watchdog_findings_are_shown_on_gpu_and_node(site: Site, browser: "TestC
     site.read(full_state(), n=replace(told(told_gpu("gpu-0", "GPU-0")), usage=usage))
     gpu, node = (browser.get(f"{site.base}{path}").text for path in ("/nodes/n/gpu-0", "/nodes/n"))
     for text in (gpu, node):
-        assert "20Gi of 12Gi since 2026-01-01T00:00:00Z" in text
+        assert "20.0 GiB of 12.0 GiB since 2026-01-01 00:00 UTC" in text
         assert "2 processes" in text
         assert HOSTILE not in text
     assert "team/b has been idle" in node
