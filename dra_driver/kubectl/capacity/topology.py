@@ -74,6 +74,7 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename=camel):
     linked: Sequence[str]
     clique: str
     state: str
+    taints: Sequence[str]
     claims: Sequence[str]
 
 
@@ -120,6 +121,7 @@ def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
         linked=(),
         clique=place.clique,
         state=_state([row for row, _ in unit]),
+        taints=tuple(dict.fromkeys(taint for row, _ in unit for taint in row.taints)),
         claims=tuple(dict.fromkeys(f"{one.namespace}/{one.claim}" for row, _ in unit for one in row.holders or ())),
     )
 

@@ -29,7 +29,7 @@ COLUMNS: Final = (
     TableColumn[TopologyRow]("PCIE ROOT", lambda row: row.pcie_root),
     TableColumn[TopologyRow]("DEVICE", lambda row: row.device),
     TableColumn[TopologyRow]("NVLINK", linked),
-    TableColumn[TopologyRow]("STATE", lambda row: row.state or UNKNOWN),
+    TableColumn[TopologyRow]("STATE", lambda row: f"{row.state or UNKNOWN}{', tainted' if row.taints else ''}"),
     TableColumn[TopologyRow](
         "PRODUCT", lambda row: row.product or f"{row.type or 'device'} of {row.driver}", wide=True
     ),
