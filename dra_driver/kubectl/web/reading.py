@@ -1,8 +1,8 @@
 """Read the cluster periodically while a page is open, and keep the last successfully read state.
 
-A `Periodic` reads if a page was requested within the last minute. It pauses for at least three times the read time,
-to limit the load on the API server. After a failure it keeps the last value with a message and the time of the
-first failure.
+A `Periodic` reads if a page was requested within the last minute. It pauses for three times the read time, at most
+a minute, to limit the load on the API server. After a failure it keeps the last value with a message and the time of
+the first failure.
 """
 
 import gc
@@ -267,7 +267,7 @@ class Periodic(Generic[Value]):
         begun = self._clock()
         self.once()
         took = self._clock() - begun
-        self._worker.pause(max(self._interval_s, _REST * took))
+        self._worker.pause(max(self._interval_s, min(_REST * took, VIEWED_S)))
         if self._clock() - self._asked_at <= VIEWED_S:
             return 0.0
         if not self._keeps:
