@@ -127,13 +127,14 @@ def main() -> int:
 
 def _serve(site: Site) -> str:
     said: SimpleQueue[str] = SimpleQueue()
-    if site.source is None:
+    source = site.source
+    if source is None:
         visits: dict[str, Any] = {"origins": {}, "port": 0, "everywhere": False, "max_sessions": 1, "say": said.put}
         threading.Thread(target=lambda: serve_visitors(_refuse, **visits), daemon=True).start()
         return said.get(timeout=30) + "sign-in"
     options: dict[str, Any] = {"about": "prod-eu-1", "port": 0, "say": said.put, "taken": site.taken}
     options |= {"read_use": site.read_use, "use_interval_s": 1.0}
-    threading.Thread(target=lambda: serve(site.source, **options), daemon=True).start()
+    threading.Thread(target=lambda: serve(source, **options), daemon=True).start()
     return said.get(timeout=30)
 
 
