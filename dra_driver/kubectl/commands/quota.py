@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.command_line.table import TableColumn
-from dra_driver.core.errors import NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.text import gib, printable
 from dra_driver.kube import paths
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
@@ -24,15 +25,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION: Final = """\
 Show each namespace's ResourceQuotas for devices and claims: limit, use (Kubernetes counts requests, not allocations)
-and rest. --idle counts the devices of idle claims. Classes in use without a quota are listed as "no limit".
+and rest; and quotas of Kueue for devices. --idle counts the devices of idle claims. Classes in use without a quota
+are listed as "no limit".
 """
 _WINDOW_S: Final = 86_400
 COLUMNS: Final = (
     TableColumn[QuotaRow]("QUOTA", lambda row: row.quota),
     TableColumn[QuotaRow]("LIMIT OF", lambda row: row.device_class or row.limit),
-    TableColumn[QuotaRow]("HARD", lambda row: number(row.hard) if row.quota else "no limit"),
-    TableColumn[QuotaRow]("USED", lambda row: number(row.used)),
-    TableColumn[QuotaRow]("LEFT", lambda row: number(row.left) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("HARD", lambda row: _amount(row, row.hard) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("USED", lambda row: _amount(row, row.used)),
+    TableColumn[QuotaRow]("LEFT", lambda row: _amount(row, row.left) if row.quota else "no limit"),
     TableColumn[QuotaRow]("IDLE", lambda row: "" if row.idle is None else str(row.idle)),
 )
 
@@ -74,6 +76,7 @@ def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:
     rows = quota.rows(quotas, filter(None, extended), idle)
     if args.selector:
         return rows
+    rows += _kueue_rows(api)
     if len(quotas) < len(items):
         print("note: unlimited classes are not listed: some quotas are unreadable", file=sys.stderr)
         return rows
@@ -87,6 +90,20 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[dict[str, obje
         print("note: the API server does not support ResourceQuotas (as in `dra-driver sim up`)", file=sys.stderr)
         return ()
     return found
+
+
+def _kueue_rows(api: "RestClient") -> list[QuotaRow]:
+    try:
+        return quota.queue_rows(api.list(paths.cluster_queues())["items"])
+    except NotFoundError:  # without Kueue
+        return []
+    except KubernetesApiError as error:
+        print(f"note: quotas of Kueue are not listed: {printable(str(error))}", file=sys.stderr)
+        return []
+
+
+def _amount(row: QuotaRow, value: int | None) -> str:
+    return gib(value) if row.limit.endswith("memory") else number(value)
 
 
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[tuple[str, str]]:

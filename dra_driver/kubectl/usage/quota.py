@@ -7,7 +7,7 @@ pkg/quota/v1/evaluator/core/resource_claims.go.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, field
 
@@ -131,6 +131,30 @@ def rows(
                 )
             )
     return sorted(found, key=lambda row: (row.namespace, row.quota, row.limit))
+
+
+def queue_rows(queues: Iterable[Mapping[str, Any]]) -> list[QuotaRow]:
+    """Return the quotas for devices (qualified names) of Kueue's ClusterQueues, and the reserved parts."""
+    found = []
+    for queue in queues:
+        groups = (queue.get("spec") or {}).get("resourceGroups") or ()
+        hard = _sums([flavor for group in groups for flavor in group["flavors"]], "nominalQuota")
+        used = _sums((queue.get("status") or {}).get("flavorsReservation") or (), "total")
+        name = f"clusterqueue/{text(queue['metadata']['name'])}"
+        for limit in sorted(each for each in hard if "/" in each):
+            amounts = hard[limit], used.get(limit)
+            left = None if amounts[1] is None else max(0, amounts[0] - amounts[1])
+            found.append(
+                QuotaRow(namespace="", quota=name, limit=text(limit), hard=amounts[0], used=amounts[1], left=left)
+            )
+    return found
+
+
+def _sums(flavors: Iterable[Mapping[str, Any]], field: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in (each for flavor in flavors for each in flavor.get("resources") or ()):
+        found[str(each["name"])] += amount_in(each.get(field)) or 0
+    return found
 
 
 def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[QuotaRow]:
