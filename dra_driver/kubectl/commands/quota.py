@@ -10,6 +10,7 @@ from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
 from dra_driver.core.text import gib, printable
 from dra_driver.kube import paths
+from dra_driver.kube.objects.resource import DeviceClass
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.idle import add_idle_for
@@ -70,7 +71,7 @@ def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:
     items = selected(args.selector, _quotas(api, namespace))
     quotas = read_all(quota.ResourceQuota, items, note_of("ResourceQuota"))
     claims = read_all(CountedClaim, api.list(paths.resource_claims(namespace))["items"], note_of("ResourceClaim"))
-    classes = read_all(quota.ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
+    classes = read_all(DeviceClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
     extended = (each.spec.extended_resource_name for each in classes)
     idle = _idle(args, claims) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
@@ -115,7 +116,7 @@ def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[t
     if not report.uses:
         print("note: no usage data for any claim, so none counts as idle", file=sys.stderr)
     return Counter(
-        (claim.metadata.namespace, name)
+        (str(claim.metadata.namespace), name)
         for claim in claims
         if (claim.metadata.namespace, claim.metadata.name) in idle
         for name in quota.classes_held(claim)

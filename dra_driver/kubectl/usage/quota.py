@@ -12,6 +12,8 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.core.document import JsonDocument, camel
+from dra_driver.kube.devices import HeldClaim
+from dra_driver.kube.objects.resource import DeviceClaim, ResourceClaimSpec
 from dra_driver.kube.shapes import MetadataPart
 from dra_driver.kubectl.usage.device_use import amount_in, text
 
@@ -34,61 +36,16 @@ class ResourceQuota(Struct, frozen=True):
     status: QuotaStatus = QuotaStatus()
 
 
-class _Class(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    device_class_name: str = ""
+class CountedClaim(HeldClaim, frozen=True, kw_only=True):
+    """A claim with its devices and their classes."""
 
-
-class _Request(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    exactly: _Class | None = None
-    first_available: tuple[_Class, ...] = ()
-
-
-class _Requests(Struct, frozen=True):
-    requests: tuple[_Request, ...] = ()
-
-
-class _ClaimSpec(Struct, frozen=True):
-    devices: _Requests = _Requests()
-
-
-class _Result(Struct, frozen=True, rename="camel"):
-    request: str = ""
-    admin_access: bool = False
-
-
-class _Results(Struct, frozen=True):
-    results: tuple[_Result, ...] = ()
-
-
-class _Allocation(Struct, frozen=True):
-    devices: _Results = _Results()
-
-
-class _ClaimStatus(Struct, frozen=True):
-    allocation: _Allocation = _Allocation()
-
-
-class CountedClaim(Struct, frozen=True):
-    """Subset of a ResourceClaim: its devices and their classes."""
-
-    metadata: MetadataPart = MetadataPart()
-    spec: _ClaimSpec = _ClaimSpec()
-    status: _ClaimStatus = _ClaimStatus()
-
-
-class _ClassSpec(Struct, frozen=True, rename="camel"):
-    extended_resource_name: str = ""
-
-
-class ExtendedClass(Struct, frozen=True):
-    spec: _ClassSpec = _ClassSpec()
+    spec: ResourceClaimSpec = ResourceClaimSpec()
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True, rename=camel):
     """One limit of one quota; ``quota`` is "" and ``hard`` None for a class without a limit. ``used`` is None until
-    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown."""
+    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown. A quota of Kueue
+    is ``clusterqueue/NAME``, its ``used`` the reserved part, and memory in bytes."""
 
     namespace: str
     quota: str = ""
@@ -176,11 +133,7 @@ def classes_held(claim: CountedClaim) -> list[str]:
     Devices of an alternative name ``request/alternative``.
     """
     classes: dict[str, str] = {}
-    for request in claim.spec.devices.requests:
+    for request in (claim.spec.devices or DeviceClaim()).requests:
         ways = {f"{request.name}/{way.name}": way.device_class_name for way in request.first_available}
         classes |= {request.name: request.exactly.device_class_name} if request.exactly else ways
-    return [
-        text(classes.get(result.request))
-        for result in claim.status.allocation.devices.results
-        if not result.admin_access
-    ]
+    return [text(classes.get(str(result.request))) for result in claim.devices if not result.admin_access]
