@@ -14,6 +14,7 @@ GATE: Final = "kueue.x-k8s.io/admission"
 FIX_MAPPINGS: Final = "merge the mappings of `kubectl dra kueue config` into Kueue's Configuration, and restart Kueue"
 _FIXES: Final = (
     ("does not support use of resource claims", "name a ResourceClaimTemplate: Kueue cannot queue a shared claim"),
+    ("feature gate is not enabled", "enable the gate in featureGates of Kueue's Configuration, and restart Kueue"),
     ("is not mapped in DRA configuration", f"use a class of `kubectl dra kueue queues`, or {FIX_MAPPINGS}"),
     ("FirstAvailable device selection", "request one kind of device with exactly"),
     ("AllocationMode 'All'", "request a count"),

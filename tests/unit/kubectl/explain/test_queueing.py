@@ -33,6 +33,7 @@ def workload(message: str = SHORT, *, kind: str = "Job", name: str = "train", **
     ("message", "fix"),
     [
         (SHORT, "wait until others finish"),
+        ("uses DRA resources but the KueueDRAIntegration feature gate is not enabled", "featureGates"),
         ("DeviceClass x is not mapped in DRA configuration", "kubectl dra kueue queues"),
         ("resource x, 9 > maximum capacity (7)", "can never admit"),
         ("something new", "kubectl describe workload w-train"),
