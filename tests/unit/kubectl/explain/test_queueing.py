@@ -33,6 +33,7 @@ def workload(message: str = SHORT, *, kind: str = "Job", name: str = "train", **
     ("message", "fix"),
     [
         (SHORT, "wait until others finish"),
+        ("uses DRA resources but the KueueDRAIntegration feature gate is not enabled", "featureGates"),
         ("DeviceClass x is not mapped in DRA configuration", "kubectl dra kueue queues"),
         ("resource x, 9 > maximum capacity (7)", "can never admit"),
         ("something new", "kubectl describe workload w-train"),
@@ -51,6 +52,22 @@ def test_an_admitted_workload_is_not_held_back() -> None:
     preempted = held_back(workload(Preempted="Preempted to accommodate a workload of higher priority"))
     assert preempted is not None
     assert "preempted: Preempted to accommodate" in preempted.message
+
+
+def test_a_pod_of_an_admitted_job_waits_for_the_scheduler() -> None:
+    """Quota is not why it has no node: a fragmented or tainted GPU is."""
+    state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}})])
+    waiting = pod(template="t")
+    waiting["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train"}]
+    done = workload(Admitted="The workload is admitted")
+    usage = {"resourceUsage": {"gpu.nvidia.com/h100-memory": "9984Mi"}}
+    done["status"]["admission"] = {"podSetAssignments": [usage]}
+    assert explained(replace(state, workloads=[done]), waiting).notes[-1] == (
+        "Kueue has admitted it (queue gpus, charge gpu.nvidia.com/h100-memory=9984Mi): it waits for the scheduler, "
+        "not for quota"
+    )
+    for others in ([workload()], [workload(name="other", Admitted="yes")], []):
+        assert not any("Kueue" in note for note in explained(replace(state, workloads=others), waiting).notes)
 
 
 def test_a_gated_pod_waits_for_its_workload() -> None:
