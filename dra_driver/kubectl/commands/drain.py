@@ -21,7 +21,7 @@ Free a node's GPUs for a driver upgrade, a reset or a reboot:
   4. wait until no claim uses them
   5. for a whole node, or with --detach, wait until the node process has closed the NVIDIA driver
 
-The node is not cordoned: other pods keep running. The command can be interrupted and repeated.
+Without --cordon, other pods can still start on the node. The command can be interrupted and repeated.
 """
 DEFAULT_DRIVER: Final = "gpu.nvidia.com"
 _LONGEST_S: Final = 7 * 86_400.0
@@ -31,6 +31,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "drain only this GPU: UUID or name such as gpu-3; repeatable (default: all)")
     parser.add_argument("--evict", action="store_true", help="evict the pods that use these GPUs")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
+    parser.add_argument(
+        "--cordon",
+        action="store_true",
+        help="cordon the node first, so that the cluster autoscaler does not assume drained GPUs on new nodes",
+    )
     parser.add_argument(
         "--detach",
         action=argparse.BooleanOptionalAction,
@@ -67,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError("--force: only with --evict")
     options = DrainOptions(
         node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force,
-        detach=args.detach, dry_run=args.dry_run,
+        detach=args.detach, dry_run=args.dry_run, cordon=args.cordon,
     )  # fmt: skip
     report = DrainReport(command="drain", node=args.node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)

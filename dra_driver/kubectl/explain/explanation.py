@@ -222,6 +222,7 @@ class _Explainer:
         self._notes: list[str] = [
             *gaps_that_matter(state, subject.pod),
             *several_shares(state, subject),
+            *other.autoscaler_note(state, subject.pod),
         ]
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}
