@@ -28,6 +28,8 @@ from tests.e2e.cluster import GONE_S, KUBECTL_DRA, RealCluster, wait
 from tests.fakes.node_process import NodeProcess
 
 GROUP: Final = "gpus"
+MAX_NODES: Final = 4
+KWOK: Final = "cluster-autoscaler.kwok.nodegroup"
 LABEL: Final = "e2e.dra-driver.io/group"
 HOSTNAME: Final = "kubernetes.io/hostname"
 KEPT: Final = {"cluster-autoscaler.kubernetes.io/scale-down-disabled": "true"}
@@ -79,7 +81,7 @@ class Fleet:
         """
         self.gpus = gpus
         for name in names:
-            marks = {"cluster-autoscaler.kwok.nodegroup/name": GROUP, "kwok.x-k8s.io/node": "fake"}
+            marks = {f"{KWOK}/name": GROUP, "kwok.x-k8s.io/node": "fake"}
             node = _node(name, marks if removable else marks | KEPT)
             self.cluster.rest.create(paths.nodes(), node | {"spec": {"providerID": f"kwok:{name}"}})
         self.wait(lambda: "; ".join(filter(None, map(self._unpublished, names))))
@@ -142,7 +144,7 @@ class Fleet:
             "nodes": {"skipTaint": True},
             "configmap": {"name": "kwok-provider-templates"},
         }
-        template = {"apiVersion": "v1", "kind": "List", "items": [_node(GROUP, {})]}
+        template = {"apiVersion": "v1", "kind": "List", "items": [_node(GROUP, {f"{KWOK}/max-count": str(MAX_NODES)})]}
         for name, key, value in (("config", "config", provider), ("templates", "templates", template)):
             metadata = {"name": f"kwok-provider-{name}"}
             data = {key: yaml.safe_dump(value)}

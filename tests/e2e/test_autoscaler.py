@@ -14,7 +14,7 @@ import pytest
 from dra_driver.kube import paths
 from dra_driver.sim.apiserver.jsonvalue import Obj
 from tests.e2e import forms
-from tests.e2e.autoscaler import HOSTNAME, Fleet, dra, fleet
+from tests.e2e.autoscaler import HOSTNAME, MAX_NODES, Fleet, dra, fleet
 from tests.e2e.cluster import RealCluster
 from tests.e2e.forms import share, slice_of, whole
 from tests.e2e.gates import EXTENDED, PARTITIONS, SHARES, TAINTS
@@ -119,6 +119,22 @@ def test_claims_that_no_node_meets_add_no_node(gpus: Fleet) -> None:
         gpus.wait_refused(name)
 
 
+def test_claim_for_a_uuid_in_use_grows_to_the_maximum(gpus: Fleet) -> None:
+    """Copied nodes have the UUID, new nodes do not: lint reports such claims (DRA023)."""
+    gpus.add("1xl4-24gb", "gpus-0")
+    gpus.pods("old", whole())
+    gpus.wait_bound("old")
+    (device,) = gpus.slices("gpus-0")[0]["spec"]["devices"]
+    uuid = device["attributes"]["uuid"]["string"]
+    gpus.autoscale(scale_down_unneeded_time="10m")
+    expression = f'device.attributes["gpu.nvidia.com"].uuid == "{uuid}"'
+    gpus.pods("same", whole() | {"selectors": [{"cel": {"expression": expression}}]})
+    gpus.wait(lambda: None if len(gpus.nodes()) == MAX_NODES else f"{gpus.nodes()}: {gpus.events()}")
+    gpus.scanned()
+    assert gpus.placed("same") == {"same": ""}
+    assert len(gpus.nodes()) == MAX_NODES
+
+
 def test_driver_that_never_starts_costs_one_node(gpus: Fleet) -> None:
     gpus.add("1xl4-24gb", "gpus-0")
     gpus.autoscale(max_node_provision_time="8s")
@@ -203,11 +219,15 @@ def cordon(gpus: Fleet, node: str, value: bool) -> None:
     gpus.cluster.rest.merge_patch(paths.node(node), {"spec": {"unschedulable": value}})
 
 
-@pytest.mark.needs(PARTITIONS)
-def test_one_partition_keeps_its_node_below_threshold_one(gpus: Fleet) -> None:
-    """A partition takes a whole memory slice, so its GPU counts as fully used. With threshold 1 the node can go."""
-    gpus.add("1xh100-sxm5-80gb", "gpus-0", "gpus-1", removable=True)
-    spread(gpus, slice_of("1g.10gb"))
+@pytest.mark.needs(PARTITIONS, SHARES)
+@pytest.mark.parametrize(
+    ("board", "request_"), [("1xh100-sxm5-80gb", slice_of("1g.10gb")), ("1xl4-24gb", TEN)], ids=["partition", "share"]
+)
+def test_one_small_claim_keeps_its_node(gpus: Fleet, board: str, request_: Obj) -> None:
+    """A partition takes a whole memory slice, and a share its device: the GPU counts as fully used."""
+    put_policy(gpus, L4)
+    gpus.add(board, "gpus-0", "gpus-1", removable=True)
+    spread(gpus, request_)
     gpus.autoscale()
     for node in ("gpus-0", "gpus-1"):
         gpus.wait_said(rf"Node {node} unremovable: .* \(100% of allocatable\) is above the scale-down")
@@ -250,9 +270,27 @@ def test_drain_of_the_only_node_blocks_growth_unless_cordoned_first(gpus: Fleet)
     gpus.pods("waits", whole())
     gpus.wait_refused("waits")
     gpus.delete("waits")
-    dra(gpus.kubeconfig, "undrain", "gpus-0")
-    gpus.scanned()
     cordon(gpus, "gpus-0", True)
-    dra(gpus.kubeconfig, "drain", "gpus-0", "--no-detach")
+    gpus.scanned()
+    gpus.pods("too-late", whole())
+    gpus.wait_refused("too-late")
+    gpus.delete("too-late")
+    dra(gpus.kubeconfig, "undrain", "gpus-0")
+    cordon(gpus, "gpus-0", False)
+    gpus.scanned()
+    dra(gpus.kubeconfig, "drain", "gpus-0", "--no-detach", "--cordon")
+    gpus.pods("grows", whole())
+    gpus.wait_grown("grows")
+
+
+@pytest.mark.needs(TAINTS)
+def test_drained_node_blocks_no_group_with_another_node(gpus: Fleet) -> None:
+    """Each scan takes any schedulable node as the template."""
+    gpus.add("1xl4-24gb", "gpus-0", "gpus-1")
+    gpus.pods("old", whole())
+    (used,) = gpus.wait_bound("old")
+    (drained,) = {"gpus-0", "gpus-1"} - {used}
+    dra(gpus.kubeconfig, "drain", drained, "--no-detach")
+    gpus.autoscale()
     gpus.pods("grows", whole())
     gpus.wait_grown("grows")
