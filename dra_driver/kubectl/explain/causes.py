@@ -398,6 +398,13 @@ def several_shares(state: ClusterState, subject: Subject) -> Iterator[str]:
             )
 
 
+def autoscaler_note(state: ClusterState, pod: Wire | None) -> Iterator[str]:
+    """Yield the cluster autoscaler's newest event about a waiting pod: it adds a node, or none would help."""
+    if event := _latest_event(state, pod or {}, ("TriggeredScaleUp", "NotTriggerScaleUp")):
+        more = " (docs/autoscalers.md)" if event["reason"] == "NotTriggerScaleUp" else ""
+        yield f"cluster autoscaler, {event.get('lastTimestamp')}: {str(event.get('message') or '')[:_MAX_TEXT]}{more}"
+
+
 def _select_shared(selectors: Sequence[str], state: ClusterState) -> bool:
     """Return whether the selectors of a class name shared devices and select a published one."""
     return any("allowMultipleAllocations" in text for text in selectors) and any(

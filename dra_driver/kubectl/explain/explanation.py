@@ -229,6 +229,7 @@ class _Explainer:
             *gaps_that_matter(state, subject.pod),
             *several_shares(state, subject),
             *filter(None, [admitted(state.workloads, subject.pod) if subject.pod else ""]),
+            *other.autoscaler_note(state, subject.pod),
         ]
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}

@@ -1,4 +1,4 @@
-"""Reasons of Kueue for pods and Jobs that wait, from Workloads."""
+"""Reasons of Kueue for pods and Jobs that wait, from Workloads, and events of the cluster autoscaler."""
 
 from typing import Any
 
@@ -87,3 +87,24 @@ def test_a_job_without_pods_is_explained_by_its_newest_workload() -> None:
         check_queue(ClusterState(workloads=[old, new]), "job", "train", "default")
     check_queue(ClusterState(workloads=[old, new]), "job", "other", "default")
     check_queue(ClusterState(workloads=[workload(Admitted="yes")]), "job", "train", "default")
+
+
+def test_newest_event_of_the_autoscaler_is_a_note_of_a_waiting_pod() -> None:
+    wanted = pod(template="t")
+    about = {"kind": "Pod", "name": wanted["metadata"]["name"], "namespace": "default"}
+    texts = {"TriggeredScaleUp": "pod triggered scale-up: [{a 1->2}]", "NotTriggerScaleUp": "pod didn't trigger"}
+    events = [
+        {
+            "reason": reason,
+            "message": texts[reason],
+            "involvedObject": about,
+            "lastTimestamp": f"2026-01-0{day}T00:00:00Z",
+        }
+        for day, reason in enumerate(("TriggeredScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"), 1)
+    ]
+    state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "none"}})])
+    assert not any("autoscaler" in note for note in explained(state, wanted).notes)
+    grows = explained(replace(state, events=events), wanted).notes
+    assert "cluster autoscaler, 2026-01-03T00:00:00Z: pod triggered scale-up: [{a 1->2}]" in grows
+    stays = explained(replace(state, events=events[:2]), wanted).notes
+    assert "cluster autoscaler, 2026-01-02T00:00:00Z: pod didn't trigger (docs/autoscalers.md)" in stays
