@@ -13,6 +13,7 @@ from dra_driver.core.text import gib, printable, wrapped
 from dra_driver.kubectl import capacity
 from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity
 from dra_driver.kubectl.commands import source
+from dra_driver.kubectl.commands.explain import added_node
 from dra_driver.kubectl.commands.listing import WIDE, add_output, add_selector, print_document, print_table, print_text
 from dra_driver.kubectl.explain import not_checked, scheduler_for, with_defaults
 
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     options = capacity.Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
     with source.Progress("counting fitting claims"):
         report = capacity.survey(state, options, driver=args.driver, node=args.node or "")
-        if added := source.added_node(args, state):
+        if added := added_node(args, state):
             on_node = capacity.survey(added.alone_in(state), options).models
             more = capacity.AddedCapacity(gpus=added.gpus, models=on_node, not_checked=added.not_checked)
             report = replace(report, added_node=more)

@@ -21,7 +21,7 @@ from dra_driver.kubectl import explain
 from dra_driver.kubectl.commands import source
 from dra_driver.kubectl.commands.listing import add_output, add_selector, print_document, print_text, scope_of, selected
 from dra_driver.kubectl.commands.source import Progress, namespace_of, state_of
-from dra_driver.kubectl.explain import Explanation, ExplanationList, Subject, Wire, scheduler_for
+from dra_driver.kubectl.explain import Explanation, ExplanationList, NodeTemplate, Subject, Wire, scheduler_for
 
 DESCRIPTION: Final = """\
 Explain by the scheduler's rules why a pod, the pods of a workload, or a claim have no devices: the verdict, the
@@ -75,6 +75,15 @@ def run(args: argparse.Namespace) -> int:
     return 0 if all(report.verdict.answer.is_good for report in reports) else 1
 
 
+def added_node(args: argparse.Namespace, state: ClusterState) -> NodeTemplate | None:
+    """Return the node of ``--with-node``, None without. Raises ConfigurationError."""
+    if not args.with_node and not args.with_policy:
+        return None
+    from dra_driver.kubectl.commands import node_template  # with the packages of a node process, which the web UI lacks
+
+    return node_template.added_node(args, state)
+
+
 def _explain_waiting(args: argparse.Namespace) -> int:
     """Explain all waiting pods; return 1 if there is one, or if pods cannot be read."""
     namespace = scope_of(args)
@@ -102,7 +111,7 @@ def _explain_waiting(args: argparse.Namespace) -> int:
 def _explainer(args: argparse.Namespace, state: ClusterState) -> Callable[..., Explanation]:
     """Return a function that explains the first of equal pods, or the subject of a claim."""
     scheduler = scheduler_for(state, args.feature_gates)
-    added = source.added_node(args, state)
+    added = added_node(args, state)
 
     def explain_first(pods: Sequence[Wire], of_claim: Subject | None = None) -> Explanation:
         subject = of_claim or explain.subject_of(state, pods[0])
@@ -167,7 +176,7 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanat
     if pods:
         scheduler = scheduler_for(state, args.feature_gates)
         reports = explain.explain_pods(state, pods, node=args.node, scheduler=scheduler)
-        return explain.with_added_nodes(state, reports, pods, source.added_node(args, state))
+        return explain.with_added_nodes(state, reports, pods, added_node(args, state))
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     if not claims:
         raise ConfigurationError(f"{where}: contains no Pod, no workload that creates pods, and no ResourceClaim")

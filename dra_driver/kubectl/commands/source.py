@@ -23,7 +23,6 @@ from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
     from dra_driver.kube.state import ClusterState
-    from dra_driver.kubectl.explain import NodeTemplate
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -139,15 +138,6 @@ def add_scheduling(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="GpuPolicy file or directory for the added node (default: the cluster's GpuPolicies); repeatable",
     )
-
-
-def added_node(args: argparse.Namespace, state: "ClusterState") -> "NodeTemplate | None":
-    """Return the node of ``--with-node``, None without. Raises ConfigurationError."""
-    if not args.with_node and not args.with_policy:
-        return None
-    from dra_driver.kubectl.commands import node_template  # with the packages of a node process
-
-    return node_template.added_node(args, state)
 
 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> "ClusterState":
