@@ -51,14 +51,6 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
     return uses
 
 
-def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
-    """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
-    for claim in claims:
-        for result in results_of(claim):
-            if not result.get("adminAccess"):
-                yield DeviceId(result["driver"], result["pool"], result["device"])
-
-
 def _name(claim: Wire) -> str:
     metadata = claim.get("metadata") or {}
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
