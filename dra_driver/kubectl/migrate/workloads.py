@@ -15,9 +15,9 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
+    FieldNote,
     InputDocument,
     Ledger,
-    MigrationNote,
     Path,
     at,
     children,
@@ -328,7 +328,7 @@ class TranslatedObject(Struct, frozen=True, kw_only=True):
     """``value`` is None if unchanged. ``can_stay``: classes with an extended resource could serve it."""
 
     value: dict[str, object] | None = None
-    notes: tuple[MigrationNote, ...]
+    notes: tuple[FieldNote, ...]
     can_stay: bool = False
 
 
