@@ -15,6 +15,7 @@ from dra_driver.core.quantity import Quantity
 from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.report import Cause, CauseCode
+from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION, IMPLICIT_PREFIX, resource_classes
 
 Wire = Mapping[str, Any]
 
@@ -143,9 +144,6 @@ def selectors_of(owner: Wire) -> tuple[str, ...]:
 # A device plugin that offers the resource on a node takes precedence there, so the claim depends on the node. Source:
 # kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 
-IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource name that every DeviceClass has implicitly."""
-EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 _MAX_CONTAINERS: Final = 1000
 
 
@@ -158,21 +156,9 @@ class ExtendedRequest(Struct, frozen=True, kw_only=True):
     class_name: str | None
 
 
-def class_names(classes: Iterable[Wire]) -> dict[str, str]:
-    """Map resource names to classes. Of several classes the newest wins, then the first by name."""
-    found: dict[str, tuple[str, str]] = {}
-    for item in sorted(classes, key=name_of):
-        created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
-        found[f"{IMPLICIT}{name_of(item)}"] = (created, name_of(item))
-        explicit = spec_of(item).get("extendedResourceName")
-        if explicit and (explicit not in found or found[explicit][0] < created):
-            found[explicit] = (created, name_of(item))
-    return {resource: name for resource, (_, name) in found.items()}
-
-
 def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
     """Return the containers' extended resources, in the order and with the request names of the scheduler."""
-    known = class_names(classes)
+    known = resource_classes(item for item in classes if item["metadata"].get("name"))
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
     for index, container in enumerate(containers[:_MAX_CONTAINERS]):
@@ -191,7 +177,7 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
 
 def is_extended(resource: str) -> bool:
     """As IsExtendedResourceName of pkg/apis/core/v1/helper."""
-    if resource.startswith(IMPLICIT):
+    if resource.startswith(IMPLICIT_PREFIX):
         return True
     domain, slash, _ = resource.partition("/")
     return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))

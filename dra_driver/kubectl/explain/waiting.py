@@ -93,7 +93,7 @@ def owner_groups(state: ClusterState, kind: str, name: str, namespace: str) -> G
 def explain_groups(groups: Groups, explain: Explain) -> list[Explanation]:
     """Return an explanation for each group with a problem, else of the first group; ``equal_pods`` are its other
     pods."""
-    found = [_with_equal(explain(group[0]), group) for group in groups]
+    found = [replace(explain(group[0]), equal_pods=[name_of(pod) for pod in group[1:]]) for group in groups]
     bad = [report for report in found if not report.verdict.answer.is_good]
     if bad or not found:
         return bad
@@ -140,10 +140,6 @@ def _cause(found: Sequence[tuple[Sequence[Wire], Explanation]]) -> WaitingCause:
         ],
         example=f"{report.namespace}/{report.name}",
     )
-
-
-def _with_equal(report: Explanation, group: Sequence[Wire]) -> Explanation:
-    return replace(report, equal_pods=[name_of(pod) for pod in group[1:]])
 
 
 def _waits(pod: Wire) -> bool:
