@@ -236,7 +236,7 @@ def _shortage(pod: Wire, node: Wire, usage: NodeUsage, served: frozenset[str]) -
         return ""  # a node from a manifest or of the embedded cluster, which states no capacity
     short = []
     for resource, value in sorted(requests_of(pod).items()):
-        if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken.get(resource, 0):
+        if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken[resource]:
             short.append(f"Insufficient {resource}")
     return ", ".join(short)
 

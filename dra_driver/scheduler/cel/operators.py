@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel import values
@@ -185,7 +185,8 @@ def compare(a: object, b: object) -> int:
         return compare_numbers(a, b)
     if type(a) is not type(b) or not comparable(a):
         raise values.no_overload()
-    one, two = (getattr(each, "ns", each) for each in (a, b))
+    one: Any = getattr(a, "ns", a)
+    two: Any = getattr(b, "ns", b)
     return int(one > two) - int(one < two)
 
 
