@@ -92,7 +92,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     usage_source.add_usage_source(parser, window_s=_WINDOW_S)
-    add_list(parser, csv=True, watch=True)
+    add_list(parser, csv=True)
 
 
 def run(args: argparse.Namespace) -> int:
