@@ -207,11 +207,8 @@ def _from_prometheus(server: Prometheus, window: int, *, node: str = "") -> UseR
 
 def tell_source(report: UseReport) -> None:
     """Print the source and the window on standard error."""
-    print(f"from {printable(report.source)}, window {_window_text(report.window_s)}", file=sys.stderr)
-
-
-def _window_text(seconds: float) -> str:
-    return span(seconds) if seconds % 60 else format_duration(seconds)
+    window = span(report.window_s) if report.window_s % 60 else format_duration(report.window_s)
+    print(f"from {printable(report.source)}, window {window}", file=sys.stderr)
 
 
 def note_of(kind: str) -> Callable[[str], None]:

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import Quantity, quantity_in
 from dra_driver.core.text import cut, listed
 from dra_driver.kube.devices import is_health_taint
 from dra_driver.kubectl.explain.evaluation import Holders
@@ -213,10 +213,8 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
 
 
 def _nano(amount: str, *, otherwise: int) -> int:
-    try:
-        return Quantity.parse(amount).nano
-    except ValueError:
-        return otherwise
+    found = quantity_in(amount)
+    return otherwise if found is None else found.nano
 
 
 def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
@@ -228,10 +226,8 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     users_of = list(dict.fromkeys(claim for _, claims in allocated for claim in claims))
     claims = list(map(holders.label_with_pods, users_of))
     by = f", used by {_label_users(allocated, holders)}" if allocated else ""
-    try:
-        short = str(Quantity.parse(cause.wanted) - Quantity.parse(cause.free))
-    except ValueError:
-        short = cause.wanted
+    wanted, free = quantity_in(cause.wanted), quantity_in(cause.free)
+    short = cause.wanted if wanted is None or free is None else str(wanted - free)
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     users = "the workload that uses"
     if len(claims) > 1:

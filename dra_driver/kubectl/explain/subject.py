@@ -11,7 +11,7 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.report import Cause, CauseCode
@@ -210,10 +210,8 @@ def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wir
 
 
 def _count(value: object) -> int:
-    try:
-        return Quantity.parse(str(value)).as_int()
-    except ValueError:
-        return 0
+    found = quantity_in(value)
+    return 0 if found is None else found.as_int()
 
 
 _ENTRY_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"

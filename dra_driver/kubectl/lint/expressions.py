@@ -12,7 +12,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
 from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
@@ -323,9 +323,8 @@ def _distance(value: object, clause: ParsedClause) -> float:
     if value is None:
         return 1.0
     if clause.quantities:
-        try:
-            have, want = Quantity.parse(str(value)), Quantity.parse(clause.quantities[0])
-        except ValueError:
+        have, want = quantity_in(value), quantity_in(clause.quantities[0])
+        if have is None or want is None:
             return 1.0
         most = max(abs(have.nano), abs(want.nano))
         return abs(have.nano - want.nano) / most if most else 0.0

@@ -11,7 +11,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
@@ -212,10 +212,8 @@ def _refused(container: object, resource: str) -> str:
 
 
 def _same(one: object, other: object) -> bool:
-    try:
-        return Quantity.parse(str(one)).as_int() == Quantity.parse(str(other)).as_int()
-    except ValueError:
-        return str(one) == str(other)
+    left, right = quantity_in(one), quantity_in(other)
+    return str(one) == str(other) if left is None or right is None else left.as_int() == right.as_int()
 
 
 def _wish(resource: str, count: int, spec: object, options: PodOptions) -> DeviceWish:

@@ -19,7 +19,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.core.quantity import NANO, Quantity
+from dra_driver.core.quantity import NANO, quantity_in
 from dra_driver.scheduler.allocation.events import Tainted, Wire
 
 _INT64: Final = 2**63
@@ -268,7 +268,5 @@ def _nano(value: object) -> int:
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> int:
     """Billionths. A malformed quantity counts as 0; the API server admits none."""
-    try:
-        return Quantity.parse(text).nano
-    except ValueError:
-        return 0
+    found = quantity_in(text)
+    return 0 if found is None else found.nano
