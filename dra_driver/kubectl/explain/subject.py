@@ -247,6 +247,16 @@ class Subject(Struct, frozen=True, kw_only=True):
         return f"{self.kind} {self.namespace}/{self.name}"
 
 
+def claims_to_allocate(
+    claims: Iterable[SubjectClaim], subject: Subject, node: Wire | None
+) -> tuple[list[Wire], list[str]]:
+    """Return the known ``claims`` and the one for extended resources on the node, and their labels."""
+    found = [(item.claim, item.label) for item in claims if item.claim is not None]
+    extended = claim_for(subject.pod, subject.extended_requests, node) if subject.pod is not None else None
+    found += [(extended, EXTENDED_LABEL)] if extended is not None else []
+    return [claim for claim, _ in found], [label for _, label in found]
+
+
 def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:
     """Raises ConfigurationError when the pod does not exist."""
     return subject_of(state, _existing(state, "pods", f"pod {name}", namespace, name))

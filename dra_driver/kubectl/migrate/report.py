@@ -10,7 +10,6 @@ from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldNote, FieldOutcome
 from dra_driver.kubectl.migrate.translation import Translation
 
 _PLACES: Final = 3
-_ORDER: Final = (FieldOutcome.NOT_CARRIED, FieldOutcome.CHANGED, FieldOutcome.CARRIED)
 
 
 def counts(translation: Translation) -> Mapping[FieldOutcome, int]:
@@ -33,7 +32,7 @@ def summary(translation: Translation) -> str:
 def as_text(translation: Translation) -> str:
     """Return the report, most urgent notes first. Names and values of inputs are escaped."""
     lines = [f"cannot read: {problem}" for problem in translation.problems]
-    for outcome in _ORDER:
+    for outcome in reversed(FieldOutcome):
         notes = [note for note in translation.notes if note.outcome is outcome]
         if notes:
             lines += ["", f"{outcome.upper()} ({len(notes)})", *_by_document(notes)]

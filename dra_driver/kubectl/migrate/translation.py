@@ -252,9 +252,8 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
             found.problems.append(_odd(document, error))
     policies.set_shared_class(gathered)
     known = known_resources(gathered, options.driver)
-    pod_options = PodOptions(
-        driver=options.driver, keep=options.keep, resources=known, memory=memory_of(gathered, options.gpu_memory_mib)
-    )
+    memory = memory_of(gathered, options.gpu_memory_mib)
+    pod_options = PodOptions(keep=options.keep, resources=known, memory=memory)
     book = TemplateBook()
     for name, document in later:
         try:

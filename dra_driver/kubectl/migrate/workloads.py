@@ -96,9 +96,8 @@ _NO_LIMIT: Final = "Neither time-sliced replicas nor shares limit memory"
 
 
 class PodOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the name of the DRA driver. ``keep``: do not change pods that can run unchanged."""
+    """``keep``: do not change pods that can run unchanged."""
 
-    driver: str
     keep: bool
     resources: KnownResources
     memory: MemoryKnowledge
@@ -155,11 +154,11 @@ def _translate_pod(
             claims.append(use)
         later = next((each for each in requests if requests[each] == request and not each.reusable), None)
         _note(ask, request if several else "", claim, base, ledger, later=later)
-    terms = NodeConditions(spec, forms, options.driver, ledger, base).take()
+    terms = NodeConditions(spec, forms, options.resources.driver, ledger, base).take()
     wishes: dict[str, DeviceWish] = {}
     for ask, request in requests.items():  # the largest wish of a request comes first
         wishes.setdefault(request if several else "gpu", ask.wish)
-    name = book.template(namespace, wishes, terms, options.driver)
+    name = book.template(namespace, wishes, terms, options.resources.driver)
     list_in(spec, "resourceClaims").append({"name": claim, "resourceClaimTemplateName": name})
     _tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
     return True

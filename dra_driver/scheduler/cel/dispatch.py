@@ -2,7 +2,6 @@
 guards of cel-go common/decls/decls.go: of lists and maps only the first element is checked."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import islice
 from operator import call
 from typing import Final
@@ -23,22 +22,20 @@ _RUNTIME: Final = {
 _UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 
 
-@lru_cache(maxsize=1)
-def _functions() -> dict[str, Function]:
-    return {
-        **ops.FUNCTIONS,
-        **convert.FUNCTIONS,
-        **strings.FUNCTIONS,
-        "format": format_string,
-        **lists.FUNCTIONS,
-        **kube.FUNCTIONS,
-        **net.FUNCTIONS,
-    }
+_FUNCTIONS: Final[dict[str, Function]] = {
+    **ops.FUNCTIONS,
+    **convert.FUNCTIONS,
+    **strings.FUNCTIONS,
+    "format": format_string,
+    **lists.FUNCTIONS,
+    **kube.FUNCTIONS,
+    **net.FUNCTIONS,
+}
 
 
 def implementation(name: str, overloads: list[Overload], known: bool) -> Function:
     """The function to call with the evaluated arguments. ``known``: their types are certain, no guard is needed."""
-    function = _functions()[name]
+    function = _FUNCTIONS[name]
     if len(overloads) == 1 and (known or name in _UNGUARDED):
         return lists.OVERLOADS.get(overloads[0].id, function)
     # Only functions of one implementation have overloads without guards.
