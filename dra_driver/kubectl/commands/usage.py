@@ -60,9 +60,8 @@ DEVICES: Final = (
 
 
 def _energy(each: UseSum) -> str:
-    partial = "energyJoules" in each.partial
-    shown = energy(each.energy_joules, estimated=each.energy_estimated and not partial)
-    return f">={shown}" if partial else shown
+    estimated = each.energy_estimated and "energyJoules" not in each.partial
+    return _part(each, "energy_joules", energy(each.energy_joules, estimated=estimated))
 
 
 def _part(each: UseSum, name: str, shown: str) -> str:
