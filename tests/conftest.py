@@ -11,19 +11,36 @@ from contextlib import suppress
 import pytest
 from hypothesis import settings
 
+from tests.fakes.node_process import SHARED_MEMORY, memory_folder
 from tests.fakes.scripts import script
 from tests.fakes.syscalls import inotify_is_used_up
+from tests.harness import forked
 
 # A time limit for each example fails on a machine that does much else; pytest-timeout ends what hangs. Each run of
 # `make test` tries the same few examples, `make test-slow` many others.
 settings.register_profile("quick", deadline=None, max_examples=25, stateful_step_count=30, derandomize=True)
 settings.register_profile("thorough", deadline=None, max_examples=300)
 settings.load_profile("quick")
+MEMORY = 4 << 30
+# In these folders workers fork the project's commands. `make chaos` has workers too, and measures how processes start.
+TESTS = ("tests/unit", "tests/contract", "tests/scenario")
 
 
-def pytest_configure() -> None:
+def has_room(folder: str | None) -> bool:
+    """Return whether the folder can hold the files of runs, programs and device nodes."""
+    if folder is None:
+        return False
+    found = os.statvfs(folder)
+    return not found.f_flag & (os.ST_NOEXEC | os.ST_NODEV) and found.f_bavail * found.f_frsize > MEMORY
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Thousands of collected tests stay until the end: the garbage collector does not look at them again and again."""
     gc.disable()
+    if config.args == config.getini("testpaths") and has_room(memory_folder()):
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", SHARED_MEMORY)  # where `tmp_path` is
+    if "PYTEST_XDIST_WORKER" in os.environ and all(path.startswith(TESTS) for path in config.args):
+        forked.install()
 
 
 def pytest_collection_finish() -> None:
@@ -69,3 +86,11 @@ def inotify() -> None:
     """For tests that see changes by inotify; without it the driver compares folders at each look."""
     if inotify_is_used_up():
         pytest.skip("this user's inotify instances are used up (fs.inotify.max_user_instances)")
+
+
+@pytest.fixture
+def new_interpreters() -> Iterator[None]:
+    """For tests about the start of commands, their memory or their /proc: none is a fork (tests/harness/forked.py)."""
+    forked.are_new.set()
+    yield
+    forked.are_new.clear()

@@ -48,7 +48,8 @@ class GpuSelection(Struct, frozen=True, kw_only=True):
 
 class GpuPolicy(Struct, frozen=True, kw_only=True):
     """One policy. ``mig_profiles`` are shell patterns of profile names, None for all; ``sharing`` None is exclusive.
-    ``mig_layout`` are numbers of partitions by profile name; ``mig_when_free``: MIG mode follows the allowed forms."""
+    ``mig_layout`` are numbers of partitions by profile name; ``mig_when_free``: MIG mode follows the allowed forms.
+    ``rails`` are numbers by PCI address or PCIe root."""
 
     name: str
     select: GpuSelection = GpuSelection()
@@ -63,6 +64,7 @@ class GpuPolicy(Struct, frozen=True, kw_only=True):
     host_memory_bytes: int | None = None
     taints: tuple[Taint, ...] = ()
     attributes: Mapping[str, AttributeValue] = field(default_factory=lambda: MappingProxyType({}))
+    rails: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
     health: HealthRules = DEFAULT_RULES
     usage: UsageRules = DEFAULT_USAGE
 
@@ -103,6 +105,7 @@ def policy_of(written: Fields) -> GpuPolicy:
             for taint in spec.get("taints") or ()
         ),
         attributes=MappingProxyType({item["name"]: _attribute(item) for item in spec.get("attributes") or ()}),
+        rails=MappingProxyType({item["pci"]: item["rail"] for item in spec.get("rails") or ()}),
         health=_health(_section(spec, "health")),
         usage=_usage(_section(spec, "usage")),
     )

@@ -21,6 +21,7 @@ OWN_ATTRIBUTES: Final = (
 OWN_ATTRIBUTE_DOMAIN: Final = "gpu.nvidia.com"
 """The driver's default name, which is the domain of an attribute without one."""
 OWN_TAINT_DOMAIN: Final = "gpu.dra-driver.io/"
+_RAIL: Final = ["rail", f"{OWN_ATTRIBUTE_DOMAIN}/rail"]
 # For search, as in CEL's matches(); RE2 and Python read them alike.
 _OWN_NAME: Final = f"(^|/)({'|'.join(OWN_ATTRIBUTES)})$"
 _FOREIGN_DOMAIN: Final = r"^([^/]*\.)?(kubernetes|k8s)\.io/"
@@ -203,6 +204,11 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "!has(self.attributes) || self.attributes.all(a,"
         f" !self.attributes.exists(b, b.name == '{OWN_ATTRIBUTE_DOMAIN}/' + a.name))",
         _attribute_twice,
+    ),
+    "rail-once": SchemaRule(
+        "rails and attributes both set the attribute rail: remove one of them",
+        f"!has(self.rails) || !has(self.attributes) || !self.attributes.exists(a, a.name in {_RAIL})",
+        lambda it: _has(it, "rails") and any(each["name"] in _RAIL for each in it.get("attributes") or ()),
     ),
     "taint-not-reserved": SchemaRule(
         f"keys in {OWN_TAINT_DOMAIN.rstrip('/')} are reserved for the driver; availability Reserved sets such a taint",

@@ -3,6 +3,7 @@ attribute of type version (k8s.io/api resource/v1, DeviceAttribute.version): thr
 below 2**64, then optional pre-release and build parts."""
 
 import re
+from functools import lru_cache
 from typing import Final
 
 from msgspec import Struct
@@ -71,6 +72,7 @@ class Semver(Struct, frozen=True, eq=False):
         return (self.major, self.minor, self.patch, 0 if parts else 1, parts)
 
 
+@lru_cache(maxsize=64)  # attributes of each prepared claim have the same three versions
 def from_loose(text: str) -> str | None:
     """A strict version for ``580.65.06`` (580.65.6), ``8.0`` (8.0.0) or ``v1.2``; None for other texts. Pre-release and
     build parts stay."""

@@ -125,6 +125,10 @@ def _try(policies: "Sequence[GpuPolicy]", spec: str, node_name: str) -> int:
             print(f"\nerrors of {gpu.device_name}: {health}")
         if usage := _usage(terms_of(terms, gpu.uuid).usage):
             print(f"\nuse of {gpu.device_name}: {usage}")
+    places = {place for gpu in snapshot.gpus for place in (gpu.pci_bus_id, gpu.pcie_root)}
+    for policy in policies:
+        if absent := sorted(policy.rails.keys() - places):
+            print(f"\nrails of policy {policy.name} without a GPU here: {', '.join(absent)}")
     for conflict in conflicts:
         print(f"\n{conflict}")
     return 1 if conflicts else 0

@@ -29,6 +29,7 @@ from dra_driver.sim.controllers.workloads import (
     ReplicaSetController,
 )
 from dra_driver.sim.loop import StoreClient, deletion_order, kind_of, load
+from dra_driver.sim.node import network
 from dra_driver.sim.node.node import NodeFolders
 from dra_driver.sim.node.node_process import DRIVER, NAMESPACE, ClusterNode
 from dra_driver.sim.scheduler import EmbeddedScheduler
@@ -47,8 +48,9 @@ class Cluster:
 
     ``nodes`` maps node names to hardware specs (``4xa100-sxm4-40gb``). The kubeconfig is written to ``kubeconfig``, by
     default into the cluster's directory. All nodes read and follow the GpuPolicy files in ``policy_dir``, by default a
-    directory of the cluster with copies of ``policies``. ``usage``: nodes have usage exporters. Raises
-    ConfigurationError for unknown hardware, and for both ``policy_dir`` and ``policies``.
+    directory of the cluster with copies of ``policies``. ``usage``: nodes have usage exporters. ``nics``: nodes have
+    network cards and their driver, with its DeviceClass. Raises ConfigurationError for unknown hardware, and for both
+    ``policy_dir`` and ``policies``.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Cluster:
         policy_dir: Path | None = None,
         policies: Sequence[Path] = (),
         usage: bool = False,
+        nics: bool = False,
     ) -> None:
         if not nodes:
             raise ConfigurationError(
@@ -71,7 +74,8 @@ class Cluster:
             raise ConfigurationError(
                 f"both a policy folder ({policy_dir}) and single policy files were given: put the files into the folder"
             )
-        self._specs, self._usage = dict(nodes), usage
+        self._specs, self._usage, self._nics = dict(nodes), usage, nics
+        self._drivers = (DRIVER, network.DRIVER) if nics else (DRIVER,)
         self.folder = _private_folder()
         self.kubeconfig = kubeconfig or self.folder / "kubeconfig"
         self._own_kubeconfig = self.folder / "kubeconfig"
@@ -112,6 +116,8 @@ class Cluster:
             self._api.kubeconfig(self.kubeconfig)
         for controller in self._controllers:
             controller.start()
+        if self._nics:
+            self.client.create(network.DEVICE_CLASS, "")
         for number, (name, spec) in enumerate(self._specs.items()):
             folders = NodeFolders(self.folder / f"n{number}")
             node = ClusterNode(
@@ -123,10 +129,13 @@ class Cluster:
                 policies=self.policies,
                 number=number,
                 usage=self._usage,
+                nics=self._nics,
             )
             self.nodes[name] = node
             node.kubelet.start()
             node.process.start()
+            if node.network is not None:
+                node.network.start()
         self.wait_published()
         for node in self.nodes.values():
             node.mps_host.start()
@@ -162,6 +171,8 @@ class Cluster:
             for process in node.processes:
                 process.stop()
         for node in self.nodes.values():
+            if node.network is not None:
+                node.network.stop()
             node.kubelet.stop()
         for controller in self._controllers:
             controller.stop()
@@ -233,9 +244,9 @@ class Cluster:
             raise RetryableError(
                 f"the node process of {node.name} exited; its log ends with\n{node.process.log_tail()}"
             )
-        if DRIVER not in node.kubelet.dra.drivers():
-            return "its driver is not registered with the kubelet"
-        return incomplete(self.slices(node.name))
+        if missing := set(self._drivers) - node.kubelet.dra.drivers():
+            return f"driver {min(missing)} is not registered with the kubelet"
+        return next(filter(None, (incomplete(self.slices(node.name), driver) for driver in self._drivers)), None)
 
 
 def check_cel(expression: str) -> str | None:
@@ -247,9 +258,9 @@ def check_cel(expression: str) -> str | None:
     return None
 
 
-def incomplete(slices: Sequence[Obj]) -> str | None:
+def incomplete(slices: Sequence[Obj], driver: str = DRIVER) -> str | None:
     """Return the missing slices of a node's pool, None if its newest generation is complete."""
-    newest = newest_slices(item for item in slices if item["spec"]["driver"] == DRIVER)
+    newest = newest_slices(item for item in slices if item["spec"]["driver"] == driver)
     if not newest:
         return "it has no ResourceSlice"
     wanted = newest[0]["spec"]["pool"]["resourceSliceCount"]

@@ -1,7 +1,6 @@
 """The API server's ResourceSlices in memory, with names, UIDs, versions, conflicts and dropped gated fields. ``writes``
 records every write; every change reaches ``listeners`` as a watch event would."""
 
-import copy
 import itertools
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 from dra_driver.core.errors import ConflictError, InvalidObjectError, KubernetesApiError, NotFoundError
 from dra_driver.kube.reflector import ReflectorChange
 from dra_driver.node.slices.diff import Delete, SliceBody
+from dra_driver.sim.apiserver.jsonvalue import copy_json
 from tests.fakes.dra_objects import wire
 
 
@@ -33,7 +33,7 @@ class FakeSlicesApi:
     def list(self) -> list[Mapping[str, Any]]:
         self._maybe_fail()
         self.lists += 1
-        return [copy.deepcopy(item) for _, item in sorted(self.objects.items())]
+        return [copy_json(item) for _, item in sorted(self.objects.items())]
 
     def create(self, body: SliceBody, *, dry_run: bool = False) -> dict[str, Any]:
         self._maybe_fail()
@@ -47,7 +47,7 @@ class FakeSlicesApi:
         stored["metadata"] |= {"name": name, "uid": f"uid-{number}", "resourceVersion": str(number)}
         self.objects[name] = stored
         self.writes.append(("create", name))
-        answer = copy.deepcopy(stored)  # before listeners change the object again
+        answer: dict[str, Any] = copy_json(stored)  # before listeners change the object again
         self._tell("added", name)
         return answer
 
@@ -62,7 +62,7 @@ class FakeSlicesApi:
         stored["metadata"] |= {"uid": old["metadata"]["uid"], "resourceVersion": str(next(self._counter))}
         self.objects[name] = stored
         self.writes.append(("update", name))
-        answer = copy.deepcopy(stored)  # before listeners change the object again
+        answer: dict[str, Any] = copy_json(stored)  # before listeners change the object again
         self._tell("modified", name)
         return answer
 
@@ -97,7 +97,7 @@ class FakeSlicesApi:
 
     def add(self, body: dict[str, Any]) -> str:
         number = next(self._counter)
-        item = copy.deepcopy(body)
+        item = copy_json(body)
         item["metadata"].setdefault("name", f"foreign-{number}")
         item["metadata"] |= {"uid": f"uid-{number}", "resourceVersion": str(number)}
         self.objects[item["metadata"]["name"]] = item
@@ -129,7 +129,7 @@ class FakeSlicesApi:
 
     def _tell(self, kind: Any, name: str, item: dict[str, Any] | None = None) -> None:
         for listener in self.listeners:
-            listener(ReflectorChange(kind, name, copy.deepcopy(item or self.objects.get(name))))
+            listener(ReflectorChange(kind, name, copy_json(item or self.objects.get(name))))
 
 
 def _refused_by_1_35(spec: dict[str, Any]) -> str:

@@ -179,6 +179,8 @@ def _printed(cluster: Cluster) -> dict[str, str]:
     outputs("big", template("big", 1, f'{HOPPER} && {C}.memory.compareTo(quantity("80Gi")) >= 0'), pod("big", "big"))
     outputs("alice", template("seven", 7, HOPPER), pod("alice", "seven"), waits_for="Running")
     outputs("bob", template("pair", 2, HOPPER), pod("bob", "pair"))
+    question = "pod/bob --with-node 2xh100-sxm5-80gb"
+    outputs[question] = dra(cluster, "explain", *question.split(), "-n", "default").stdout
     outputs("carol", pod("carol", "gpus"), waits_for="")
     outputs("dora", template("dora", device_class="nvidia-gpu"), pod("dora", "dora"))
     outputs("eve", template("eve", 1, f"{A}.memoryBandwidth >= 3000"), pod("eve", "eve"))
@@ -207,8 +209,8 @@ def plain(text: str) -> str:
     return re.sub(r"-gpu-[a-z0-9]{5}\b", "-gpu-xxxxx", " ".join(text.split()))
 
 
-def test_the_page_has_nine_causes_and_a_what_if() -> None:
-    assert len(BLOCKS) == 10
+def test_the_page_has_nine_causes_a_what_if_and_an_added_node() -> None:
+    assert len(BLOCKS) == 11
 
 
 @pytest.mark.parametrize(("arguments", "shown"), BLOCKS, ids=[arguments for arguments, _ in BLOCKS])

@@ -31,7 +31,15 @@ def running(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     policies.mkdir()
     policy = {"apiVersion": "gpu.dra-driver.io/v1alpha1", "kind": "GpuPolicy", "metadata": {"name": "turns"}}
     (policies / "turns.yaml").write_text(json.dumps(policy | {"spec": {"sharing": {"strategy": "TimeSlicing"}}}))
-    flags = ["--controller", "--usage", "--kubeconfig", str(tmp_path / "kubeconfig"), "--policy-dir", str(policies)]
+    flags = [
+        "--controller",
+        "--usage",
+        "--nics",
+        "--kubeconfig",
+        str(tmp_path / "kubeconfig"),
+        "--policy-dir",
+        str(policies),
+    ]
     with subprocess.Popen(
         [*COMMAND, *flags], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT
     ) as child:
@@ -72,10 +80,14 @@ def test_up_serves_until_it_is_stopped(
     assert f"export KUBECONFIG={tmp_path / 'kubeconfig'}" in output
     rest = RestClient(Connection.load(str(tmp_path / "kubeconfig")))
     slices = rest.list("/apis/resource.k8s.io/v1/resourceslices")["items"]
-    assert [item["spec"]["nodeName"] for item in slices] == ["n1"]
-    (device,) = slices[0]["spec"]["devices"]
+    (device,), (card,) = (
+        item["spec"]["devices"] for item in sorted(slices, key=lambda item: -len(item["spec"]["driver"]))
+    )
+    assert card["attributes"]["dra.net/rdma"] == {"bool": True}
+    root = "resource.kubernetes.io/pcieRoot"
+    assert card["attributes"][root] == device["attributes"][root]
     assert device["attributes"]["sharingStrategy"] == {"string": "TimeSlicing"}
-    assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 3
+    assert len(rest.list("/apis/resource.k8s.io/v1/deviceclasses")["items"]) == 4
 
     lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     assert wait_for(lambda: [item["metadata"]["name"] for item in rest.list(lease)["items"]]) == [

@@ -29,6 +29,14 @@ Uuid = Annotated[
     str, text(longest=40, pattern=_UUID, says="a GPU UUID such as GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86")
 ]
 PciBusId = Annotated[str, text(longest=16, pattern=_PCI, says="a PCI address such as 0000:65:00.0")]
+PciPlace = Annotated[
+    str,
+    text(
+        longest=16,
+        pattern=r"pci[0-9a-f]{4}:[0-9a-f]{2}|[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]",
+        says="a PCI address such as 0000:65:00.0 or a PCIe root such as pci0000:64, in lower case",
+    ),
+]
 TaintKey = Annotated[
     str, text(longest=253, pattern=rf"({_SUBDOMAIN}/)?{_LABEL_NAME}", says="a label key such as example.com/team")
 ]
@@ -204,6 +212,16 @@ class PolicyAttribute(Strict):
     bool_value: bool | None = optional("The value, if it is true or false.", alias="bool")
 
 
+class GpuRail(Strict):
+    """The rail of GPUs: the switch of a rail-optimized network that their network cards are connected to."""
+
+    pci: PciPlace = Field(
+        description="The PCI address of a GPU, as its attribute pciBusID, or a PCIe root, as pcieRoot, for all GPUs of"
+        " the root. The entry of a GPU's address overrides the entry of its root."
+    )
+    rail: Annotated[int, Field(ge=0, le=255)] = Field(description="The number of the rail.")
+
+
 class HealthAdditions(Strict):
     """Errors that taint in addition to the defaults."""
 
@@ -303,6 +321,7 @@ class PolicySpec(Strict):
         "layout-needs-profiles",
         "no-compute-instances",
         "attribute-once",
+        "rail-once",
     )
 
     select: GpuSelection | None = optional("GPUs that the policy applies to (default: every GPU).")
@@ -328,6 +347,9 @@ class PolicySpec(Strict):
     taints: Annotated[list[PolicyTaint], AtMost(2, unique="key")] | None = optional("Taints of the GPU's devices.")
     attributes: Annotated[list[PolicyAttribute], AtMost(8, unique="name")] | None = optional(
         "Attributes of the GPU's devices in addition to the driver's own."
+    )
+    rails: Annotated[list[GpuRail], AtMost(64, unique="pci")] | None = optional(
+        "Rails of GPUs, published as the attribute rail. Entries without a GPU on a node have no effect there."
     )
     health: Health | None = optional("What errors of the GPU do; without it, the default rules apply.")
     usage: Usage | None = optional("What claims over their grant, or without use, lead to.")

@@ -93,10 +93,11 @@ def of_partition(start: int, shared: Attributes, foreign_instance: MigInstance |
 
 
 def added(wanted: Mapping[str, AttributeValue]) -> tuple[Attributes, tuple[str, ...]]:
-    """Attributes that a policy adds, sorted by name, and the names that cannot be published: invalid or reserved."""
+    """Attributes that a policy adds, the rail first and others by name: a device may have no room for the last. Also
+    returns the names that cannot be published: invalid or reserved."""
     found: Attributes = {}
     refused = []
-    for name, value in sorted(wanted.items()):
+    for name, value in sorted(wanted.items(), key=lambda item: (item[0] != names.RAIL, item[0])):
         if is_attribute_name(name) and name.rpartition("/")[2] not in names.RESERVED and is_attribute_value(value):
             found[name] = _value(value)
         else:

@@ -2,8 +2,8 @@
 so that its DeviceClasses, CEL selectors and dashboards work unchanged.
 
 Added are ``placementStart``, ``placementSize``, ``sharingStrategy``, ``confidentialCompute`` (values of the label
-``nvidia.com/cc.mode``), ``nvlink*``, ``clique`` (label ``nvidia.com/gpu.clique``) and the capacities of a share. A name
-without a domain belongs to the driver: ``type`` is ``gpu.nvidia.com/type`` to a selector.
+``nvidia.com/cc.mode``), ``nvlink*``, ``clique`` (label ``nvidia.com/gpu.clique``), ``rail`` and the capacities of a
+share. A name without a domain belongs to the driver: ``type`` is ``gpu.nvidia.com/type`` to a selector.
 """
 
 from typing import Final
@@ -30,6 +30,7 @@ NVLINK_ISLAND: Final = "nvlinkIsland"
 NVLINK_ISLAND_SIZE: Final = "nvlinkIslandSize"
 NVLINK_TYPE: Final = "nvlinkType"
 CLIQUE: Final = "clique"
+RAIL: Final = "rail"  # from `rails` of a GpuPolicy; not reserved, because `attributes` of older policies set it
 
 # Attributes that several drivers publish under the same name, so that a claim can ask for a GPU and a NIC that match
 # (kubernetes/dynamic-resource-allocation deviceattribute). numaNode is standard from 1.37 (KEP-6072); as a plain int

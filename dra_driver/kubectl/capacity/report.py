@@ -99,6 +99,14 @@ class StrandedShape(Struct, frozen=True, kw_only=True, rename=camel):
     why: str = field(name="reason")
 
 
+class AddedCapacity(Struct, frozen=True, kw_only=True, rename=camel):
+    """One more node with ``gpus``: what fits there when it is empty, if its ``not_checked`` parts allow it."""
+
+    gpus: str
+    models: Sequence[ModelCapacity] = field(name="products")
+    not_checked: Sequence[str]
+
+
 class CapacityReport(JsonDocument, frozen=True, kw_only=True):
     """Capacity of each product. ``notes`` are about uncounted devices, ``gaps`` about unread objects."""
 
@@ -109,6 +117,7 @@ class CapacityReport(JsonDocument, frozen=True, kw_only=True):
     models: Sequence[ModelCapacity] = field(name="items", default=())
     stranded_shapes: Sequence[StrandedShape] = field(name="stranded", default=())
     nodes: Sequence[NodeCapacity] = ()
+    added_node: AddedCapacity | None = None
 
 
 # --- The states of GPUs and the sums of units, per node and in total.

@@ -1,4 +1,4 @@
-"""Read from slices which devices of a node are linked or near: NVLink islands, PCIe roots, NUMA nodes.
+"""Read from slices which devices of a node are linked or near: NVLink islands, PCIe roots, NUMA nodes, rails.
 
 A row is a GPU with all its partitions, or a device of another driver that publishes its place, such as a network card.
 """
@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.model.mig import parent_name
-from dra_driver.kube.devices import Wire, attribute_shown, attribute_text, newest_slices, pool_of
+from dra_driver.kube.devices import Wire, attribute_of, attribute_shown, attribute_text, newest_slices, pool_of
 from dra_driver.kube.published import names
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity.holdings import FREE, IN_USE, UNKNOWN, DeviceRow, devices_of
@@ -58,7 +58,8 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename=camel):
     """A GPU, or a device of another driver. Texts are "" and ``numa`` is () where the driver publishes nothing.
 
     ``linked`` are the devices of its NVLink ``island`` on the node, itself included. ``state`` is `FREE`, `IN_USE`,
-    `IN_PARTS` (partitions or shares), or `UNKNOWN` when claims could not be read.
+    `IN_PARTS` (partitions or shares), or `UNKNOWN` when claims could not be read. ``same_root`` are devices of other
+    drivers on its PCIe root; ``rails`` is its published rail or, without one, the published rails of ``same_root``.
     """
 
     node: str
@@ -73,6 +74,8 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename=camel):
     link_type: str
     linked: Sequence[str]
     clique: str
+    same_root: Sequence[str] = ()
+    rails: Sequence[int] = ()
     state: str
     claims: Sequence[str]
 
@@ -97,13 +100,14 @@ def topology_of(state: ClusterState, *, node: str = "") -> list[TopologyRow]:
         units.setdefault((row.driver, row.pool, unit), []).append((row, wire))
     found = [row for unit in units.values() for row in _row(unit)]
     found.sort(key=lambda row: (row.node, row.pcie_root, row.driver, len(row.device), row.device))
-    return [row for _, rows_of_node in groupby(found, lambda row: row.node) for row in _linked(list(rows_of_node))]
+    return [row for _, of_node in groupby(found, lambda row: row.node) for row in _near(list(_linked(list(of_node))))]
 
 
 def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
     """Yield the unit's row, unless its place is unknown."""
     first, wire = next((one for one in unit if not one[0].parent), unit[0])
     place, whole = place_of(wire, first.driver, attribute_shown), not first.parent
+    rail = attribute_of(wire.get("attributes"), first.driver, names.RAIL).get("int")
     if first.type not in (names.TYPE_GPU, names.TYPE_MIG) and not place.pcie_root and not place.numa:
         return
     yield TopologyRow(
@@ -119,6 +123,7 @@ def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
         link_type=place.link,
         linked=(),
         clique=place.clique,
+        rails=(rail,) if isinstance(rail, int) else (),
         state=_state([row for row, _ in unit]),
         claims=tuple(dict.fromkeys(f"{one.namespace}/{one.claim}" for row, _ in unit for one in row.holders or ())),
     )
@@ -139,3 +144,12 @@ def _linked(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:
         members.setdefault(row.island, []).append(row.device)
     for row in rows:
         yield replace(row, linked=tuple(members[row.island])) if row.island else row
+
+
+def _near(rows: Sequence[TopologyRow]) -> Iterator[TopologyRow]:
+    for root, found in groupby(rows, lambda row: row.pcie_root):
+        of_root = list(found)
+        for row in of_root:
+            others = [each for each in of_root if root and each.driver != row.driver]
+            rails = row.rails or sorted({rail for each in others for rail in each.rails})
+            yield replace(row, same_root=tuple(each.device for each in others), rails=tuple(rails))

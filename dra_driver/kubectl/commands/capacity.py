@@ -10,10 +10,11 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Quantity
 from dra_driver.core.text import gib, printable, wrapped
-from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity, Options, survey
+from dra_driver.kubectl import capacity
+from dra_driver.kubectl.capacity import LEGEND, CapacityReport, ModelCapacity, NodeCapacity
+from dra_driver.kubectl.commands import source
 from dra_driver.kubectl.commands.listing import WIDE, add_output, add_selector, print_document, print_table, print_text
-from dra_driver.kubectl.commands.source import Progress, add_source, is_unread, on_selected_nodes, state_of
-from dra_driver.kubectl.explain import scheduler_for, with_defaults
+from dra_driver.kubectl.explain import not_checked, scheduler_for, with_defaults
 
 DESCRIPTION: Final = """\
 Count free, used and fragmented GPUs, and the claims per model, MIG profile and share that fit now by the scheduler's
@@ -45,27 +46,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="MEMORY",
         help="count shares with this much memory (default: 10Gi); repeatable",
     )
-    parser.add_argument(
-        "--feature-gates",
-        default="",
-        metavar="A=true,B=false",
-        help="scheduler feature gates that differ from its version's defaults",
-    )
+    source.add_scheduling(parser)
     parser.add_argument("--totals", action="store_true", help="with -o json: omit nodes")
     add_output(parser, WIDE, "json", "yaml")
-    add_source(parser)
+    source.add_source(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     shares = tuple(dict.fromkeys(_share(text) for text in args.share or ("10Gi",)))
-    state = with_defaults(on_selected_nodes(args, state_of(args, only=_FIELDS)))
+    state = with_defaults(source.on_selected_nodes(args, source.state_of(args, only=_FIELDS)))
     if args.node and state.nodes and all(item["metadata"].get("name") != args.node for item in state.nodes):
         raise ConfigurationError(f"--node {args.node!r}: none of the {len(state.nodes)} nodes has this name")
     scheduler = scheduler_for(state, args.feature_gates)
-    options = Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
-    with Progress("counting fitting claims"):
-        report = survey(state, options, driver=args.driver, node=args.node or "")
-    unknown = not report.models and is_unread(state, "resourceslices")
+    options = capacity.Options(features=scheduler.features, quirks=scheduler.quirks, shares=shares)
+    with source.Progress("counting fitting claims"):
+        report = capacity.survey(state, options, driver=args.driver, node=args.node or "")
+        if added := source.added_node(args, state):
+            on_node = capacity.survey(added.alone_in(state), options).models
+            more = capacity.AddedCapacity(gpus=added.gpus, models=on_node, not_checked=added.not_checked)
+            report = replace(report, added_node=more)
+    unknown = not report.models and source.is_unread(state, "resourceslices")
     if args.output in ("json", "yaml"):
         print_document(args.output, replace(report, nodes=()) if args.totals else report)
     else:
@@ -86,7 +86,7 @@ def _share(text: str) -> str:
 def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
-    if not report.models:
+    if not report.models and report.added_node is None:
         print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
         return
     gpus = _GPUS if full else _GPUS[:_NARROW]
@@ -100,6 +100,10 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) 
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
             print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
+    if report.added_node is not None:
+        print_text(f"\nEach added node of {printable(report.added_node.gpus)}:")
+        print_table(("PRODUCT", "REQUEST", "FITS NOW", "FITS ON IT"), [*_on_added_node(report)], full=full)
+        print_text("\n".join(map(printable, not_checked(report.added_node.not_checked))))
     if by_node:
         print()
         print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)
@@ -122,6 +126,13 @@ def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
         fits = f"{'>=' if item.at_least else ''}{item.fits}"
         in_use = "-" if item.in_use is None else str(item.in_use)
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
+
+
+def _on_added_node(report: CapacityReport) -> Iterator[Sequence[str]]:
+    now = {row[:2]: row[3] for model in report.models for row in _requests(model)}
+    for model in report.added_node.models if report.added_node is not None else ():
+        for product, request, _, fits, *_ in _requests(model):
+            yield product, request, now.get((product, request), "0"), fits
 
 
 def _nodes(nodes: Sequence[NodeCapacity], columns: int) -> list[Sequence[str]]:

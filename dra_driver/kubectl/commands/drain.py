@@ -23,14 +23,13 @@ Free a node's GPUs for a driver upgrade, a reset or a reboot:
 
 The node is not cordoned: other pods keep running. The command can be interrupted and repeated.
 """
-DEFAULT_DRIVER: Final = "gpu.nvidia.com"
+_DRIVER: Final = "gpu.nvidia.com"
 _LONGEST_S: Final = 7 * 86_400.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "drain only this GPU: UUID or name such as gpu-3; repeatable (default: all)")
-    parser.add_argument("--evict", action="store_true", help="evict the pods that use these GPUs")
-    parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
+    add_eviction(parser)
     parser.add_argument(
         "--detach",
         action=argparse.BooleanOptionalAction,
@@ -41,25 +40,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
     parser.add_argument("node", metavar="NODE", help="name of the node")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
-    add_timeout(parser, "10m")
-    add_dry_run(parser)
-    parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
-    add_output(parser, "json", "yaml", default="text")
-    add_kubeconfig(parser)
+    add_request(parser, "10m")
 
 
-def add_dry_run(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dry-run", action="store_true", help="show the claims and pods, and change nothing")
+def add_eviction(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--evict", action="store_true", help="evict the pods that use these GPUs")
+    parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
 
 
-def add_timeout(parser: argparse.ArgumentParser, default: str) -> None:
+def add_request(parser: argparse.ArgumentParser, timeout: str) -> None:
+    """Add the options of commands that change a node, with the default of ``--timeout``."""
     parser.add_argument(
         "--timeout",
         type=partial(duration, least_s=0, most_s=_LONGEST_S),
         metavar="DURATION",
-        default=default,
-        help=f"total time limit (default: {default})",
+        default=timeout,
+        help=f"total time limit (default: {timeout})",
     )
+    parser.add_argument("--dry-run", action="store_true", help="show the claims and pods, and change nothing")
+    parser.add_argument("--driver", metavar="NAME", default=_DRIVER, help=f"default: {_DRIVER}")
+    add_output(parser, "json", "yaml", default="text")
+    add_kubeconfig(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -5,8 +5,8 @@ Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 
 import argparse
 import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from dra_driver.kubectl import explain
 from dra_driver.kubectl.commands import source
 from dra_driver.kubectl.commands.listing import add_output, add_selector, print_document, print_text, scope_of, selected
 from dra_driver.kubectl.commands.source import Progress, namespace_of, state_of
-from dra_driver.kubectl.explain import Explanation, ExplanationList, scheduler_for
+from dra_driver.kubectl.explain import Explanation, ExplanationList, Subject, Wire, scheduler_for
 
 DESCRIPTION: Final = """\
 Explain by the scheduler's rules why a pod, the pods of a workload, or a claim have no devices: the verdict, the
@@ -31,6 +31,7 @@ rejected devices of each request, and the nearest miss. Without a name: all wait
   kubectl dra explain deployment serving                     equal pods once
   kubectl dra explain -A                                     all waiting pods, by cause
   kubectl dra explain -f pod.yaml                            before applying it
+  kubectl dra explain job train --with-node 8xh100-sxm5-80gb    how many nodes of this kind would it need?
   kubectl dra explain pod train --cluster-state cluster.json
 """
 _EXPLAINING: Final = "trying nodes and devices as the scheduler does"
@@ -49,12 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="explain these manifests before they are applied",
     )
     parser.add_argument("--node", default="", metavar="NAME", help="also list every device of this node")
-    parser.add_argument(
-        "--feature-gates",
-        default="",
-        metavar="A=true,B=false",
-        help="scheduler feature gates that differ from its version's defaults",
-    )
+    source.add_scheduling(parser)
     parser.add_argument("-n", "--namespace", metavar="NAME", help="default: the namespace of the context")
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="waiting pods of all namespaces")
     add_selector(parser, "waiting pods")
@@ -85,10 +81,9 @@ def _explain_waiting(args: argparse.Namespace) -> int:
         state = state_of(args, namespace=namespace)
         progress.say(_EXPLAINING)
         chosen = replace(state, pods=selected(args.selector, state.pods))
-        scheduler = scheduler_for(state, args.feature_gates)
         found = explain.waiting_list(
             explain.waiting_groups(chosen, namespace),
-            _explainer(args, state, scheduler),
+            _explainer(args, state),
             explain.gaps_that_matter(state, None),
         )
     if args.output != "text":
@@ -103,10 +98,17 @@ def _explain_waiting(args: argparse.Namespace) -> int:
     return 1 if found.items or source.is_unread(state, "pods") else 0
 
 
-def _explainer(
-    args: argparse.Namespace, state: ClusterState, scheduler: explain.SchedulerModel
-) -> Callable[[Mapping[str, Any]], Explanation]:
-    return lambda pod: explain.explain(state, explain.subject_of(state, pod), node=args.node, scheduler=scheduler)
+def _explainer(args: argparse.Namespace, state: ClusterState) -> Callable[..., Explanation]:
+    """Return a function that explains the first of equal pods, or the subject of a claim."""
+    scheduler = scheduler_for(state, args.feature_gates)
+    added = source.added_node(args, state)
+
+    def explain_first(pods: Sequence[Wire], of_claim: Subject | None = None) -> Explanation:
+        subject = of_claim or explain.subject_of(state, pods[0])
+        report = explain.explain(state, subject, node=args.node, scheduler=scheduler)
+        return explain.with_added_node(state, report, subject, pods, added)
+
+    return explain_first
 
 
 def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
@@ -114,17 +116,22 @@ def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanatio
     namespace = namespace_of(args)
     state = _with_workloads(args, state_of(args, namespace=namespace), namespace)
     progress.say(_EXPLAINING)
-    scheduler = scheduler_for(state, args.feature_gates)
+    explainer = _explainer(args, state)
     reports: list[Explanation] = []
+    subjects: list[explain.Subject] = []
     for kind, name in targets:
         if kind in source.OWNERS:
             explain.check_queue(state, kind, name, namespace)
             groups = explain.owner_groups(state, kind, name, namespace)
-            reports += explain.explain_groups(groups, _explainer(args, state, scheduler))
+            reports += explain.explain_groups(groups, explainer)
+            subjects += [explain.subject_of(state, pod) for group in groups for pod in group]
             continue
         subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
-        reports.append(explain.explain(state, subject, node=args.node, scheduler=scheduler))
-    return reports
+        reports.append(explainer([subject.pod]) if kind == "pod" else explainer((), subject))
+        subjects.append(subject)
+    return explain.with_rails(
+        state, {each.name: [one.claim or {} for one in each.claims] for each in subjects}, reports
+    )
 
 
 def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:
@@ -151,16 +158,16 @@ def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanat
     where = ", ".join(args.filename)
     pods = explain.pods_in(documents, namespace, where)
     state = with_objects(state_of(args), objects)
-    scheduler = scheduler_for(state, args.feature_gates)
     progress.say(_EXPLAINING)
     if pods:
-        return explain.explain_pods(state, pods, node=args.node, scheduler=scheduler)
+        scheduler = scheduler_for(state, args.feature_gates)
+        reports = explain.explain_pods(state, pods, node=args.node, scheduler=scheduler)
+        return explain.with_added_nodes(state, reports, pods, source.added_node(args, state))
     claims = [item for item in objects if item["kind"] == "ResourceClaim"]
     if not claims:
         raise ConfigurationError(f"{where}: contains no Pod, no workload that creates pods, and no ResourceClaim")
-    return [
-        explain.explain(state, explain.subject_of_claim(item), node=args.node, scheduler=scheduler) for item in claims
-    ]
+    explainer = _explainer(args, state)
+    return [explainer((), explain.subject_of_claim(item)) for item in claims]
 
 
 def _print_text(reports: Sequence[Explanation]) -> None:

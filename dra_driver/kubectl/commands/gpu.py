@@ -5,9 +5,8 @@ from typing import Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu_operation import Operation
-from dra_driver.kubectl.commands.drain import DEFAULT_DRIVER, add_dry_run, add_timeout, finish, say_for
-from dra_driver.kubectl.commands.listing import add_output
-from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfig_of
+from dra_driver.kubectl.commands.drain import add_eviction, add_request, finish, say_for
+from dra_driver.kubectl.commands.source import client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, wait_at_most
 
 DESCRIPTION: Final = """\
@@ -29,13 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("action", choices=("mig-mode", "reset"), help="what to change")
     parser.add_argument("target", metavar="NODE/GPU", help="node, and UUID or name of its GPU, such as gpu-a/gpu-3")
     parser.add_argument("mode", nargs="?", choices=("on", "off"), help="with mig-mode: the wanted mode")
-    parser.add_argument("--evict", action="store_true", help="evict the pods that use this GPU")
-    parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
-    add_timeout(parser, "15m")
-    add_dry_run(parser)
-    parser.add_argument("--driver", metavar="NAME", default=DEFAULT_DRIVER, help=f"default: {DEFAULT_DRIVER}")
-    add_output(parser, "json", "yaml", default="text")
-    add_kubeconfig(parser)
+    add_eviction(parser)
+    add_request(parser, "15m")
 
 
 def run(args: argparse.Namespace) -> int:

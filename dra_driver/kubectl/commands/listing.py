@@ -162,7 +162,8 @@ def print_document(form: str, document: JsonDocument) -> None:
     if form == "yaml":
         print(yaml_text.dump(data, width=118), end="")
     else:
-        print(json.dumps(data, indent=2, ensure_ascii=not _prints_unicode()))
+        is_utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+        print(json.dumps(data, indent=2, ensure_ascii=not is_utf8))
 
 
 _FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -204,10 +205,6 @@ def print_text(text: str) -> None:
 def _folded(line: str, width: int) -> list[str]:
     indent = " " * min(len(line) - len(line.lstrip()) + 2, width // 2)
     return folded(line, indent, width) if line else [line]
-
-
-def _prints_unicode() -> bool:
-    return (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
 
 
 def _print(args: argparse.Namespace, found: Listed[T]) -> int:

@@ -231,6 +231,7 @@ SPEC_FIELDS: Final = {
     "hostMemoryPerPod": "none",
     "taints": "none",
     "attributes": "none",
+    "rails": "none",
     "health.taint": "default rules",
     "health.ignore": "nothing",
     "health.evict": "nothing",

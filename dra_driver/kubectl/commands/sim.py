@@ -55,6 +55,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also run the usage exporters; with --controller, evict pods of idle claims and of claims over their "
         "grant as policies request",
     )
+    up.add_argument(
+        "--nics", action="store_true", help="also run a driver of simulated network cards, with class dranet"
+    )
     up.add_argument("--ui", action="store_true", help="also run `kubectl dra ui`, and print its address")
     up.add_argument("--no-classes", action="store_true", help="do not create the project's DeviceClasses")
     demo = actions.add_parser("demo", help="apply every example and report the results")
@@ -100,9 +103,8 @@ def _up(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"--policy-dir {args.policy_dir} is not a directory")
     with ExitStack() as children:  # ends the controller before the API server, so that it releases its Lease
         with Progress("starting the cluster"):
-            cluster = children.enter_context(
-                Cluster(nodes, port=args.port, kubeconfig=kubeconfig, policy_dir=args.policy_dir, usage=args.usage)
-            )
+            settings = {"policy_dir": args.policy_dir, "usage": args.usage, "nics": args.nics}
+            cluster = children.enter_context(Cluster(nodes, port=args.port, kubeconfig=kubeconfig, **settings))
         if not args.no_classes:
             demo.apply_classes(cluster)
         cluster.add_daemon_set()
@@ -111,6 +113,8 @@ def _up(args: argparse.Namespace) -> int:
             print(f"node         {node.name}: {node.spec}, log of its node process: {node.folders.log}")
             if node.exporter is not None:
                 print(f"exporter     {node.exporter.url}/usage and /metrics, its log: {node.folders.exporter_log}")
+        if args.nics:
+            print("cards        one network card for each GPU, of driver dra.net; DeviceClass dranet")
         if args.controller:
             log = cluster.folder / "controller.log"
             evict = ("--evict-over-grant", "true", "--reclaim-idle", "true") if args.usage else ()

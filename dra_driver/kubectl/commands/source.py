@@ -23,6 +23,7 @@ from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
 if TYPE_CHECKING:
     from dra_driver.kube.rest import RestClient
     from dra_driver.kube.state import ClusterState
+    from dra_driver.kubectl.explain import NodeTemplate
 
 SERVICE_ACCOUNT_DIR = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
@@ -119,6 +120,34 @@ def add_source(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="offline: a file of `kubectl dra snapshot`, `kubectl dra support-bundle` or `kubectl get -o yaml`",
     )
+
+
+def add_scheduling(parser: argparse.ArgumentParser) -> None:
+    """Add ``--feature-gates``, ``--with-node`` and ``--with-policy``."""
+    parser.add_argument(
+        "--feature-gates",
+        default="",
+        metavar="A=true,B=false",
+        help="scheduler feature gates that differ from its version's defaults",
+    )
+    parser.add_argument(
+        "--with-node", metavar="GPUS", help="also answer for an added node, such as 8xh100-sxm5-80gb or a YAML file"
+    )
+    parser.add_argument(
+        "--with-policy",
+        metavar="PATH",
+        action="append",
+        help="GpuPolicy file or directory for the added node (default: the cluster's GpuPolicies); repeatable",
+    )
+
+
+def added_node(args: argparse.Namespace, state: "ClusterState") -> "NodeTemplate | None":
+    """Return the node of ``--with-node``, None without. Raises ConfigurationError."""
+    if not args.with_node and not args.with_policy:
+        return None
+    from dra_driver.kubectl.commands import node_template  # with the packages of a node process
+
+    return node_template.added_node(args, state)
 
 
 def state_of(args: argparse.Namespace, *, namespace: str | None = None, only: Sequence[str] = ()) -> "ClusterState":

@@ -10,7 +10,8 @@ from dra_driver.kubectl.commands.listing import Listed, add_output, add_selector
 from dra_driver.kubectl.commands.source import add_source, is_unread, on_selected_nodes, state_of
 
 DESCRIPTION: Final = (
-    "Show NUMA node, PCIe root, NVLink connections and claims of GPUs and other drivers' devices, from ResourceSlices."
+    "Show NUMA node, PCIe root, rail, NVLink connections and claims of GPUs and other drivers' devices such as network"
+    " cards, from ResourceSlices."
 )
 _MAX_LINKED: Final = 4
 
@@ -28,6 +29,8 @@ COLUMNS: Final = (
     TableColumn[TopologyRow]("NUMA", lambda row: ",".join(map(str, row.numa))),
     TableColumn[TopologyRow]("PCIE ROOT", lambda row: row.pcie_root),
     TableColumn[TopologyRow]("DEVICE", lambda row: row.device),
+    TableColumn[TopologyRow]("SAME ROOT", lambda row: " ".join(row.same_root)),
+    TableColumn[TopologyRow]("RAIL", lambda row: ",".join(map(str, row.rails))),
     TableColumn[TopologyRow]("NVLINK", linked),
     TableColumn[TopologyRow]("STATE", lambda row: row.state or UNKNOWN),
     TableColumn[TopologyRow](

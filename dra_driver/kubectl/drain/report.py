@@ -57,28 +57,6 @@ class DrainReport(Struct, kw_only=True):
         return " ".join([f"kubectl dra undrain {self.node}", *(f"--gpu {gpu}" for gpu in self.only)])
 
 
-class DrainPod(Struct, frozen=True, kw_only=True, rename=camel):
-    """A pod that uses a GPU. ``ending``: it is being deleted."""
-
-    name: str = field(name="pod")
-    uid: str
-    controller: str
-    ending: bool
-
-
-class DrainHolder(Struct, frozen=True, kw_only=True, rename=camel):
-    """A claim that uses a device; ``form`` is whole, partition, share or admin. ``users`` are not pods."""
-
-    namespace: str
-    claim: str
-    gpu: str
-    device: str
-    form: str
-    extended_resource: bool
-    pods: Sequence[DrainPod]
-    users: Sequence[str]
-
-
 class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
     """The result of ``command``: drain, undrain or gpu. ``items`` are the claims that use the GPUs."""
 
@@ -93,7 +71,7 @@ class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
     tainted: bool
     free: bool | None
     detached: bool | None
-    items: Sequence[DrainHolder]
+    items: Sequence[DeviceHolder]
     evicted: Sequence[str]
     not_evicted: Sequence[NotEvicted]
     next_steps: Sequence[str]

@@ -7,8 +7,9 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, Protocol, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from dra_driver.core.document import camel
 from dra_driver.core.errors import ApiUnreachableError, ConfigurationError, GoneError, ServerBusyError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.ids import GpuUuid
@@ -158,18 +159,19 @@ _MIRROR: Final = "kubernetes.io/config.mirror"
 _OVER: Final = ("Succeeded", "Failed")
 
 
-class HolderPod(Struct, frozen=True, kw_only=True):
-    """A pod for which a claim is reserved, not ``found`` if the API server does not list it.
+class HolderPod(Struct, frozen=True, kw_only=True, rename=camel):
+    """A pod for which a claim is reserved, not ``found`` if the API server does not list it. ``ending``: it is being
+    deleted.
 
     ``controller`` is ``ReplicaSet/web``, "" without one. ``kept`` is the reason not to evict it, "" without one.
     """
 
     namespace: str
-    name: str
+    name: str = field(name="pod")
     uid: str
     controller: str = ""
     ending: bool = False
-    kept: str = ""
+    kept: str = field(name="keptReason", default="")
     found: bool = True
 
     @property
@@ -177,7 +179,7 @@ class HolderPod(Struct, frozen=True, kw_only=True):
         return f"{self.namespace}/{self.name}"
 
 
-class DeviceHolder(Struct, frozen=True, kw_only=True):
+class DeviceHolder(Struct, frozen=True, kw_only=True, rename=camel):
     """One device of one claim. ``gpu`` is the GPU's name; ``users`` are other users, as ``resource/name``."""
 
     namespace: str

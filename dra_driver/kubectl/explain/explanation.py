@@ -16,6 +16,7 @@ from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message, several_shares
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
+from dra_driver.kubectl.explain.rails import with_rails
 from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
@@ -116,7 +117,7 @@ def explain(
 
     Raises ConfigurationError when the node does not exist. The allocator's limits bound the work per node.
     """
-    return _explained(manifests.with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
+    return explained(manifests.with_defaults(state), subject, node, scheduler or SchedulerModel())[0]
 
 
 def explain_pods(
@@ -126,25 +127,29 @@ def explain_pods(
 
     A pod that exists is explained as it is. One that exists with other requests is explained without its claims."""
     reports = []
+    held: dict[str, Sequence[Wire]] = {}
     current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
-        known = manifests.existing_pod(current, wanted, taken)
+        known = manifests.existing_pod(state, wanted, taken)  # not in `current`: its placed replicas do not exist
         pod = wanted if known is None or not manifests.has_same_requests(known, wanted) else known
         if known is not None:
             taken.add(subjects.uid_of(known))
             current = current if pod is known else manifests.without_pod(current, known)
         subject = subjects.subject_of(current, pod)
-        report, place = _explained(current, subject, node, scheduler or SchedulerModel())
+        report, place = explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
+        planned = [{"status": {"allocation": each}} for each in (place.allocations if place is not None else ())]
+        held[name_of(pod)] = [*(each.claim or {} for each in subject.claims), *planned]
         if place is not None:
-            current = _with_placed(current, pod, place)
-    return reports
+            current = with_placed(current, pod, place)
+    return with_rails(state, held, reports)
 
 
-def _explained(
+def explained(
     state: ClusterState, subject: Subject, node: str, scheduler: SchedulerModel
 ) -> tuple[Explanation, NodeResult | None]:
+    """Return the explanation, and the node where the subject is placed if it fits. ``state`` has its defaults."""
     claims = [
         replace(item, claim=manifests.claim_with_defaults(item.claim)) if item.claim is not None else item
         for item in subject.claims
@@ -198,7 +203,7 @@ def _with_replacement(
     return replace(report, causes=tuple(causes))
 
 
-def _with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
+def with_placed(state: ClusterState, pod: Wire, place: NodeResult) -> ClusterState:
     claims = []
     user = {"resource": "pods", "name": name_of(pod), "uid": ""}
     for claim, allocation in zip(place.claims, place.allocations, strict=False):

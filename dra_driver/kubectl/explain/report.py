@@ -5,7 +5,7 @@ Fields and codes are the output schema. Empty lists and texts are [] and "".
 
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -150,6 +150,19 @@ class NodeDetail(Struct, frozen=True, kw_only=True, rename=camel):
     allocation: Sequence[str]
 
 
+class AddedNode(Struct, frozen=True, kw_only=True, rename=camel):
+    """The answer for empty nodes with ``gpus``. ``nodes`` of them serve ``pods`` equal pods, of which one node serves
+    ``pods_on_each``; null if the answer is ``notNeeded`` or ``unknown``."""
+
+    answer: Literal["helps", "doesNotHelp", "notNeeded", "unknown"]
+    sentence: str
+    gpus: str = ""
+    nodes: int | None = field(name="nodeCount", default=None)
+    pods: int | None = field(name="podCount", default=None)
+    pods_on_each: int | None = field(name="podCountPerNode", default=None)
+    not_checked: Sequence[str] = ()
+
+
 class Explanation(JsonDocument, frozen=True, kw_only=True):
     """An explanation. ``scheduler`` is the scheduler's last message in the pod's condition. The answer also holds for
     ``equal_pods``."""
@@ -168,6 +181,7 @@ class Explanation(JsonDocument, frozen=True, kw_only=True):
     scheduler: str = ""
     notes: Sequence[str] = ()
     equal_pods: Sequence[str] = ()
+    added_node: AddedNode | None = None
 
 
 class ExplanationList(JsonDocument, frozen=True, kw_only=True):
@@ -202,6 +216,10 @@ def render(report: Explanation, style: Style = plain) -> str:
     lines += _requests(report, style)
     lines += _nodes(report, style)
     lines += _miss(report, style)
+    if report.added_node is not None:
+        lines += ["", style(f"With a node of {report.added_node.gpus}", "head")]
+        lines += wrapped(f"  {report.added_node.sentence}", "    ")
+        lines += not_checked(report.added_node.not_checked, style)
     if report.node is not None:
         lines += _detail(report.node, style)
     if report.scheduler:
@@ -209,6 +227,11 @@ def render(report: Explanation, style: Style = plain) -> str:
     if report.notes:
         lines += ["", style("Notes", "head"), *(line for note in report.notes for line in wrapped(f"  {note}", "  "))]
     return "\n".join(lines) + "\n"
+
+
+def not_checked(parts: Sequence[str], style: Style = plain) -> list[str]:
+    """Return the lines about the unchecked parts of an added node; none without any."""
+    return wrapped(f"  {style('not checked:', 'dim')} {'; '.join(parts)}", "    ") if parts else []
 
 
 def _causes(report: Explanation, style: Style) -> Iterator[str]:

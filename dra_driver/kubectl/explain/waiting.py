@@ -14,12 +14,13 @@ from dra_driver.core.errors import ConfigurationError, RetryableError
 from dra_driver.core.text import counted, listed, one_line, wrapped
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.queueing import held_back, workload_of
-from dra_driver.kubectl.explain.report import Answer, Explanation, Style, plain
+from dra_driver.kubectl.explain.report import AddedNode, Answer, Explanation, Style, not_checked, plain
 from dra_driver.kubectl.explain.subject import allocation_of, is_deleted, name_of, namespace_of, spec_of, status_of
 
 Wire = Mapping[str, Any]
 Groups = Sequence[Sequence[Wire]]
-Explain = Callable[[Wire], Explanation]
+Explain = Callable[[Sequence[Wire]], Explanation]
+"""Explain the first of equal pods."""
 _TOKEN_VOLUME: Final = re.compile(r"(?<=kube-api-access)-[a-z0-9]{5}\b")
 _MOST_FIXES: Final = 3
 _MOST_SUBJECTS: Final = 6
@@ -39,7 +40,8 @@ class WaitingSubject(Struct, frozen=True, kw_only=True, rename=camel):
 
 
 class WaitingCause(Struct, frozen=True, kw_only=True, rename=camel):
-    """Pods that wait for one reason. ``example`` is the name of a pod, for `kubectl dra explain`."""
+    """Pods that wait for one reason. ``example`` is the name of a pod, for `kubectl dra explain`. ``added_nodes`` are
+    the answers of --with-node, one for each group of equal pods."""
 
     answer: Answer
     sentence: str
@@ -47,6 +49,7 @@ class WaitingCause(Struct, frozen=True, kw_only=True, rename=camel):
     pod_count: int
     subjects: Sequence[WaitingSubject]
     example: str
+    added_nodes: Sequence[AddedNode] = ()
 
 
 class WaitingList(JsonDocument, frozen=True, kw_only=True):
@@ -63,7 +66,7 @@ def waiting_groups(state: ClusterState, namespace: str | None = None) -> Groups:
     groups: dict[object, list[Wire]] = {}
     for pod in state.pods:
         if _waits(pod) and namespace in (None, namespace_of(pod)):
-            groups.setdefault(_alike(pod, allocated), []).append(pod)
+            groups.setdefault(alike(pod, allocated), []).append(pod)
     return list(groups.values())
 
 
@@ -93,7 +96,7 @@ def owner_groups(state: ClusterState, kind: str, name: str, namespace: str) -> G
 def explain_groups(groups: Groups, explain: Explain) -> list[Explanation]:
     """Return an explanation for each group with a problem, else of the first group; ``equal_pods`` are its other
     pods."""
-    found = [replace(explain(group[0]), equal_pods=[name_of(pod) for pod in group[1:]]) for group in groups]
+    found = [replace(explain(group), equal_pods=[name_of(pod) for pod in group[1:]]) for group in groups]
     bad = [report for report in found if not report.verdict.answer.is_good]
     if bad or not found:
         return bad
@@ -104,7 +107,7 @@ def waiting_list(groups: Groups, explain: Explain, gaps: Sequence[str]) -> Waiti
     """Return the groups by cause."""
     causes: dict[tuple[Answer, str], list[tuple[Sequence[Wire], Explanation]]] = {}
     for group in groups:
-        report = explain(group[0])
+        report = explain(group)
         causes.setdefault((report.verdict.answer, report.verdict.sentence), []).append((group, report))
     items = [_cause(found) for found in causes.values()]
     items.sort(key=lambda item: (-item.pod_count, item.sentence))
@@ -119,8 +122,13 @@ def render_waiting(found: WaitingList, style: Style = plain) -> str:
         lines += ["", *wrapped(style(one_line(item.sentence), "good" if item.answer.is_good else "bad"), "  ")]
         lines += wrapped(f"  {counted(item.pod_count, 'pod')}: {one_line(listed(subjects, _MOST_SUBJECTS))}", "    ")
         lines += (line for fix in item.fixes for line in wrapped(f"  {style('fix:', 'dim')} {one_line(fix)}", "    "))
+        for sentence, groups in Counter(f"with {each.gpus}: {each.sentence}" for each in item.added_nodes).items():
+            each_of = f", for each of {groups} groups of equal pods" if groups > 1 else ""
+            lines += wrapped(f"  {one_line(sentence)}{each_of}", "    ")
         namespace, _, name = item.example.partition("/")
         lines.append(f"  {style('more:', 'dim')} kubectl dra explain pod {one_line(name)} -n {one_line(namespace)}")
+    unchecked = dict.fromkeys(part for item in found.items for each in item.added_nodes for part in each.not_checked)
+    lines += ["", *not_checked([*unchecked], style)] if unchecked else []
     return "\n".join(lines) + "\n"
 
 
@@ -139,6 +147,7 @@ def _cause(found: Sequence[tuple[Sequence[Wire], Explanation]]) -> WaitingCause:
             for (namespace, kind, name), count in owners.items()
         ],
         example=f"{report.namespace}/{report.name}",
+        added_nodes=[each.added_node for _, each in found if each.added_node is not None],
     )
 
 
@@ -153,7 +162,7 @@ def _waits(pod: Wire) -> bool:
     return bool(spec_of(pod).get("resourceClaims")) or any("/" in str(name) for name in requests)
 
 
-def _alike(pod: Wire, allocated: Collection[tuple[str, str]]) -> object:
+def alike(pod: Wire, allocated: Collection[tuple[str, str]]) -> object:
     """Return a key that pods share if one answer holds for all of them. Host names and the random name of the token's
     volume differ between replicas and do not count."""
     claims = {

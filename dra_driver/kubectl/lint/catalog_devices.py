@@ -26,7 +26,7 @@ from dra_driver.scheduler.cel import DeviceView
 DRIVER: Final = "gpu.nvidia.com"
 OPTIONAL: Final = frozenset(
     {names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
-    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE}
+    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE, names.RAIL}
 )
 """Attributes that some machines lack."""
 VARYING: Final = OPTIONAL | {
@@ -135,9 +135,9 @@ def _linked(model: catalog.GpuModel, gpu: Gpu) -> tuple[Gpu, Island | None]:
 def _known(
     label: str, device: Device, *, model: str, gigabytes: int | None, per_gpu: int, unsure: frozenset[str]
 ) -> KnownDevice:
-    # The NVIDIA driver and the kernel determine the addressing mode; the catalog has few.
+    # The NVIDIA driver and the kernel determine the addressing mode, of which the catalog has few; policies the rail.
     sent: dict[str, Any] = to_builtins(device)
-    described = {names.ADDRESSING_MODE: {"string": "None"}, **sent["attributes"]}
+    described = {names.ADDRESSING_MODE: {"string": "None"}, names.RAIL: {"int": 0}, **sent["attributes"]}
     wire = {**sent, "attributes": described, "capacity": sent.get("capacity", {})}
     memories = ("1Gi", LARGEST_MEMORY) if names.MEMORY in unsure else ()
     with_memory = ({**wire, "capacity": {**wire["capacity"], names.MEMORY: {"value": memory}}} for memory in memories)

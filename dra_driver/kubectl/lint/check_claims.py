@@ -17,7 +17,7 @@ from dra_driver.kubectl.lint.expressions import ParsedSelector, matching_devices
 from dra_driver.kubectl.lint.fields import FieldChecker
 from dra_driver.kubectl.lint.finding import Reporter, Severity
 from dra_driver.kubectl.lint.manifest import DEFAULT_NAMESPACE, Manifest, Spot, claim_devices
-from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, did_you_mean
+from dra_driver.kubectl.lint.scope import WELL_KNOWN, ClassInfo, Scope, compiled, did_you_mean
 
 ADMIN_LABEL: Final = "resource.kubernetes.io/admin-access"
 _LIMITS: Final = {"requests": 32, "constraints": 32, "config": 32, "selectors": 32, "firstAvailable": 8}
@@ -239,10 +239,12 @@ class PodChecker:
         self._reporter = reporter
         self._scope = scope
         self._cuda = CudaChecker(reporter, scope)
+        self.rails = RailChecker(reporter, scope)
 
     def check(self, pod: Spot) -> None:
         fields = FieldChecker(self._reporter)
         declared: dict[str, Spot | None] = {}
+        known: list[tuple[Spot, Spot]] = []
         classes: set[str] = set()
         for entry in pod.each("resourceClaims"):
             fields.check(entry, "PodResourceClaim")
@@ -252,6 +254,7 @@ class PodChecker:
                 self._reporter.add("DRA006", entry.get("name") or entry, message)
             declared[name] = devices = self._target(entry)
             if devices is not None:
+                known.append((entry, devices))
                 classes |= {part.string("deviceClassName") for _, part in parts_of(devices)}
         used = {name for container in _containers(pod) for name in self._uses(container, declared, fields)}
         for entry in pod.each("resourceClaims"):
@@ -260,6 +263,7 @@ class PodChecker:
                 message = f"no container uses the pod's claim {name[:80]!r}, so no container gets its devices"
                 hint = f"add `claims: [{{name: {name[:60]}}}]` to the resources of a container"
                 self._reporter.add("DRA053", entry, message, hint=hint)
+        self.rails.add(pod, known)
         for container in _containers(pod):
             self._cuda.check(container, declared)
         self._extended(pod, classes - {""})
@@ -348,3 +352,44 @@ class PodChecker:
 
 def _containers(pod: Spot) -> list[Spot]:
     return [*pod.each("initContainers"), *pod.each("containers")]
+
+
+_TEMPLATE: Final = "resourceClaimTemplateName"
+_PINS: Final = {names.RAIL, "pciBusID", "pcieRoot", "ifName", "pciAddress", "rdmaDevice"}
+"""Attributes that select the devices of one rail; the last three are DRANET's."""
+_PIN: Final = f'use one template for each rail, with `device.attributes["{DRIVER}"].?rail.orValue(-1) == 0`'
+
+
+class RailChecker:
+    """Reports pods that belong together and can get GPUs and network cards of different rails (DRA058): a constraint
+    holds within one claim, and each pod gets its own claim of a template. Pods of one file and namespace belong
+    together. A constraint for the PCIe root of several classes is a request for a rail."""
+
+    def __init__(self, reporter: Reporter, scope: Scope) -> None:
+        self._reporter, self._scope = reporter, scope
+        self._pods: dict[tuple[str, str], list[Sequence[tuple[Spot, Spot]]]] = {}
+
+    def add(self, pod: Spot, claims: Sequence[tuple[Spot, Spot]]) -> None:
+        """``claims`` are entries of the pod with the devices that they request."""
+        if near := [(entry, devices) for entry, devices in claims if _is_near(entry, devices)]:
+            self._pods.setdefault((pod.manifest.text.name, pod.manifest.namespace), []).append(near)
+
+    def report(self) -> None:
+        for pods in self._pods.values():
+            named = {entry.string(_TEMPLATE): (entry, devices) for pod in pods for entry, devices in pod}
+            for name, (entry, devices) in named.items() if len(pods) > 1 else ():
+                if not any(map(self._is_pinned, parts_of(devices))):
+                    message = f"pods with template {name[:80]!r} can get other rails than further pods of this file"
+                    self._reporter.add("DRA058", entry, f"{message}: a constraint holds within one claim", hint=_PIN)
+
+    def _is_pinned(self, named: tuple[str, Spot]) -> bool:
+        info = self._scope.class_info(named[1].string("deviceClassName"))
+        chain = [*(compiled(named[1].each("selectors")) or ()), *((info and info.selectors) or ())]
+        return any(reference.name in _PINS for selector in chain for reference in selector.reads.references)
+
+
+def _is_near(entry: Spot, devices: Spot) -> bool:
+    """Return whether each pod gets its own claim for devices of several classes on one PCIe root."""
+    same = {each.string("matchAttribute") for each in devices.each("constraints")}
+    classes = {part.string("deviceClassName") for _, part in parts_of(devices)}
+    return names.PCIE_ROOT in same and len(classes) > 1 and entry.get(_TEMPLATE) is not None

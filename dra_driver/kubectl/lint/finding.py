@@ -11,9 +11,10 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import Final, Literal
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
+from dra_driver.core.convert import convert
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.text import counted, cut, printable
 from dra_driver.kubectl.lint.manifest import ManifestText, Spot
@@ -83,6 +84,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA055", "several-shares", "warning", "A container requests shares of several GPUs."),
     ("DRA056", "cuda-requirement", "warning", "Not every node meets NVIDIA_REQUIRE_CUDA of a container."),
     ("DRA057", "compute-instance", "warning", "A container requests a part of a MIG partition."),
+    ("DRA058", "rails-not-matched", "warning", "Pods that belong together can get different rails."),
     # Policies
     ("DRA060", "invalid-policy", "error", "Nodes reject the GpuPolicy."),
 )
@@ -107,6 +109,10 @@ class Finding(Struct, frozen=True, kw_only=True):
     hint: str = ""
     excerpt: str = ""
     caret: int = 0
+
+    @property
+    def rule_name(self) -> str:
+        return RULES[self.rule].name
 
 
 class LintReport(Struct, frozen=True, kw_only=True):
@@ -136,7 +142,7 @@ class LintFinding(Struct, frozen=True, kw_only=True, rename=camel):
     rule_name: str
     severity: Severity
     message: str
-    fix: str
+    hint: str = field(name="fix")
     file: str
     line: int
     column: int
@@ -164,21 +170,7 @@ def document_of(report: LintReport) -> LintDocument:
         error_count=report.count("error"),
         warning_count=report.count("warning"),
         info_count=report.count("info"),
-        items=[
-            LintFinding(
-                rule=each.rule,
-                rule_name=RULES[each.rule].name,
-                severity=each.severity,
-                message=each.message,
-                fix=each.hint,
-                file=each.file,
-                line=each.line,
-                column=each.column,
-                object=each.object,
-                path=each.path,
-            )
-            for each in report.findings
-        ],
+        items=convert(report.findings, list[LintFinding], from_attributes=True),
     )
 
 

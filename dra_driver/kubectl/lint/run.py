@@ -36,6 +36,7 @@ def lint(sources: Iterable[ManifestSource], known: KnownObjects) -> LintReport:
                 reporter.add("DRA004", manifest.spot, f"not checked: a selector is {error}", severity="warning")
             except (DraError, RecursionError) as error:
                 reporter.add("DRA004", manifest.spot, f"cannot be checked: {error or 'nested too deeply'}")
+        pods.rails.report()
     return LintReport(findings=reporter.in_order(), files=files, objects=len(manifests), left_out=reporter.left_out)
 
 

@@ -102,8 +102,9 @@ WELL_KNOWN: Final[Mapping[str, str]] = {
     "mig.nvidia.com": f'{_GUARD}"mig"',
     "vfio.gpu.nvidia.com": f'{_GUARD}"vfio"',
     "monitor.gpu.nvidia.com": f'{_GUARD}"monitor"',
+    "dranet": 'device.driver == "dra.net"',
 }
-"""Classes of this driver and of NVIDIA's, used unless the input or the cluster defines them."""
+"""Classes of this driver, of NVIDIA's and of DRANET, used unless the input or the cluster defines them."""
 
 
 class ClassInfo(Struct, frozen=True, kw_only=True):

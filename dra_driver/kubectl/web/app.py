@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import parse_qs, quote
@@ -197,8 +198,9 @@ def pages_below(base: str, sources: PageSources) -> Starlette:
     return Starlette(routes=[Mount(base, routes=routes)], exception_handlers=handlers)
 
 
+@cache
 def templates() -> Environment:
-    """Return the templates: values are escaped, and unknown names are errors."""
+    """Return the templates of the process, which compiles each once: values are escaped, unknown names are errors."""
     found = Environment(
         loader=FileSystemLoader(HERE / "templates"),
         autoescape=True,

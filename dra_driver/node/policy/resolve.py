@@ -43,7 +43,7 @@ from dra_driver.core.model.terms import (
 )
 from dra_driver.core.quantity import Quantity
 from dra_driver.hardware.mig.order import fixed_placements
-from dra_driver.kube.published import shareable_memory
+from dra_driver.kube.published import names, shareable_memory
 
 RESERVED_TAINT = "gpu.dra-driver.io/reserved"
 CLOSED_TERMS = GpuTerms(offered=False)
@@ -55,7 +55,7 @@ _SPEC = {
     "mig_layout": "mig.layout",
     "mig_when_free": "mig.mode",
     "host_memory_bytes": "hostMemoryPerPod",
-} | {name: name for name in ("availability", "sharing", "taints", "attributes", "health", "usage")}
+} | {name: name for name in ("availability", "sharing", "taints", "attributes", "rails", "health", "usage")}
 """Attributes of a policy that decide terms, and their fields in its spec."""
 
 
@@ -171,6 +171,9 @@ def _terms(policy: GpuPolicy, gpu: Gpu) -> GpuTerms:
     attributes = policy.attributes
     if policy.health.grace_s != DEFAULT_GRACE_S:  # the controller has to know it
         attributes = MappingProxyType({**attributes, GRACE_ATTRIBUTE: int(policy.health.grace_s)})
+    rail = policy.rails.get((gpu.pci_bus_id or "").lower(), policy.rails.get(gpu.pcie_root or ""))
+    if rail is not None:
+        attributes = MappingProxyType({**attributes, names.RAIL: rail})
     return GpuTerms(
         policy=policy.name,
         whole=policy.whole,

@@ -211,9 +211,7 @@ def _node(name: str, address: str) -> Obj:
                 "containerRuntimeVersion": "containerd://embedded",
                 "kubeletVersion": VERSION,
                 "kubeProxyVersion": "",
-                "machineID": name,
-                "systemUUID": name,
-                "bootID": name,
+                **dict.fromkeys(("machineID", "systemUUID", "bootID"), name),
             },
         },
     }

@@ -16,8 +16,11 @@ from typing import Any, Final
 
 from dra_driver.core.errors import AlreadyExistsError, RetryableError
 from dra_driver.hardware.gpu.simulated.backend import SimulatedBackend
+from dra_driver.kube.connection import Connection
+from dra_driver.kube.rest import RestClient
 from dra_driver.sim.apiserver.kinds import NAMESPACES, PODS
 from dra_driver.sim.apiserver.store import Store
+from dra_driver.sim.node.network import NetworkDriver
 from dra_driver.sim.node.node import NodeFolders, SimulatedKubelet
 from dra_driver.sim.objects import uid
 
@@ -27,16 +30,9 @@ STOP_TIMEOUT_S = 10.0
 SIMULATED_ROOT = "simulated-root"
 # Variables that a child needs to start. Others, such as NODE_NAME or KUBECONFIG, could change its settings.
 _INHERITED = (
-    "PATH",
-    "HOME",
-    "LANG",
-    "LC_ALL",
-    "TMPDIR",
-    "PYTHONPATH",
-    "PYTHONDONTWRITEBYTECODE",
-    "VIRTUAL_ENV",
+    "PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "VIRTUAL_ENV",
     "MALLOC_ARENA_MAX",
-)
+)  # fmt: skip
 
 
 class DriverSubprocess:
@@ -222,6 +218,7 @@ class ClusterNode:
         policies: Path,
         number: int,
         usage: bool = False,
+        nics: bool = False,
     ) -> None:
         self.name = name
         self.spec = spec
@@ -232,6 +229,13 @@ class ClusterNode:
         self.exporter = ExporterSubprocess(name, spec, folders) if usage else None
         self.mps_host = MpsHostSubprocess(DRIVER, folders)
         self.kubelet = SimulatedKubelet(store, name, folders, number=number)
+        self.network: NetworkDriver | None = None
+        if nics:
+            gpus, rest = (
+                SimulatedBackend.from_spec(spec, name).snapshot().gpus,
+                RestClient(Connection.load(str(kubeconfig))),
+            )
+            self.network = NetworkDriver(name, gpus, rest, registry=folders.registry, plugins=folders.plugins)
         self._exporter_uid = ""
 
     @property
@@ -302,5 +306,6 @@ class ClusterNode:
             *(f"container folder {pod}" for pod in folders if pod != self._exporter_uid),
             *(f"the kubelet still has claims of pod {pod}" for pod in self.kubelet.dra.state.pods()),
             *(f"MPS daemon {daemon}" for daemon in self.mps_daemons()),
+            *(f"network card of claim {claim}" for claim in (self.network.prepared if self.network else ())),
             *self.changed_gpus(),
         ]

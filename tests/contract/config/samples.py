@@ -17,9 +17,20 @@ TEXTS = {
     "a profile such as 1g.5gb; not a compute instance": ["1g.5gb", "3g.40gb", "1g.10gb+me"],
     "a GPU UUID such as GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86": ["GPU-7277883e-ce1e-3b6e-6cc1-6d52e80cdb86"],
     "a PCI address such as 0000:65:00.0": ["0000:65:00.0", "00000000:0A:00.0"],
+    "a PCI address such as 0000:65:00.0 or a PCIe root such as pci0000:64, in lower case": [
+        "0000:65:00.0",
+        "pci0000:64",
+    ],
     "a label key such as example.com/team": ["example.com/team", "team", "a.b-c/x_y.z"],
     "a label value": ["", "blue", "a_b.c-d"],
-    "a name such as example.com/team": ["example.com/team", "tier", "_x", "gpu.nvidia.com/tier"],
+    "a name such as example.com/team": [
+        "example.com/team",
+        "tier",
+        "_x",
+        "gpu.nvidia.com/tier",
+        "rail",
+        "gpu.nvidia.com/rail",
+    ],
     "printable ASCII text": ["", "blue", "~ x"],
 }
 JUNK: list[Any] = [

@@ -51,7 +51,6 @@ _PREPARED = """
 SELECT 1 FROM claim WHERE uid = ?1 AND state = 'prepared'
 AND NOT EXISTS (SELECT 1 FROM mig WHERE uid = ?1) AND NOT EXISTS (SELECT 1 FROM sharing WHERE uid = ?1)
 """
-_STILL = "SELECT 1 FROM claim WHERE uid = ? AND owner = ? AND attempt = ? AND state = 'prepared'"
 
 
 class Journal(GpuNotesStore):
@@ -224,27 +223,25 @@ class Journal(GpuNotesStore):
             return frozenset(uid for uid in uids if not _finds(connection, _RECORDED, uid))
 
     def record_prepared(
-        self, claims: Sequence[tuple[ClaimRef, Sequence[AssignedDevice]]]
-    ) -> dict[ClaimUid, AttemptToken]:
-        """Record claims for whole GPUs as prepared, if nothing blocks them; durable on return.
+        self,
+        claims: Sequence[tuple[ClaimRef, Sequence[AssignedDevice]]],
+        write_files: Callable[[ClaimUid], object],
+    ) -> frozenset[ClaimUid]:
+        """Record claims for whole GPUs as prepared, if nothing blocks them; durable on return. Returns these claims.
 
-        Blocked claims are missing in the answer. Errors and concurrency as in ``begin``.
+        ``write_files`` is called inside the transaction: no other run can remove the files of a claim that is being
+        recorded. A claim whose files cannot be written is not recorded. Files of a claim that is not recorded can stay.
+        Errors and concurrency as in ``begin``.
         """
         if problem := self.problem:
             raise StorageError(f"claims cannot be recorded: {problem}", reason="JournalReplaced")
         with self._writing("record prepared claims", durable=True) as connection:
-            found: dict[ClaimUid, AttemptToken] = {}
+            found: set[ClaimUid] = set()
             for ref, devices in claims:
-                if _is_free(connection, ref.uid, devices):
-                    found[ref.uid] = self._insert(connection, ref, devices, State.PREPARED)
-            return found
-
-    def still_prepared(self, tokens: dict[ClaimUid, AttemptToken]) -> frozenset[ClaimUid]:
-        """The claims whose entries `record_prepared` wrote and did not change since: no other run took them over."""
-        with self._reading("look up claims") as connection:
-            return frozenset(
-                uid for uid, attempt in tokens.items() if _finds(connection, _STILL, uid, attempt.owner, attempt.number)
-            )
+                if _is_free(connection, ref.uid, devices) and _succeeds(write_files, ref.uid):
+                    self._insert(connection, ref, devices, State.PREPARED)
+                    found.add(ref.uid)
+            return frozenset(found)
 
     def forget_prepared(
         self, uids: Collection[ClaimUid], remove_file: Callable[[ClaimUid], object]
@@ -380,9 +377,9 @@ def _finds(connection: sqlite3.Connection, query: str, *values: object) -> bool:
     return connection.execute(query, values).fetchone() is not None
 
 
-def _succeeds(remove_file: Callable[[ClaimUid], object], uid: ClaimUid) -> bool:
+def _succeeds(change_files: Callable[[ClaimUid], object], uid: ClaimUid) -> bool:
     try:
-        remove_file(uid)
+        change_files(uid)
     except DraError:
         return False  # the long way reports it
     return True

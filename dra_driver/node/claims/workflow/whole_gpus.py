@@ -1,18 +1,16 @@
 """Prepare and unprepare claims for whole GPUs in their present state, all claims of a call together.
 
-    prepare:    GET the claims in parallel, make the plans, write their metadata files
-                journal: record them as prepared, in one durable transaction
-                write their CDI files
-                check whether another run has taken a claim over
+    prepare:    GET the claims in parallel, make the plans
+                journal: in one durable transaction, write their files and record them as prepared
     unprepare:  journal: in one durable transaction, remove the files and the entries
 
 Most claims use this path. Nothing here waits, changes hardware or resolves a conflict: unusual or failing claims are
-left to `prepare.Preparer` and `unprepare`. A process that dies in between leaves recorded claims without a file;
-`recover` writes it, and the kubelet, which got no answer, prepares or unprepares again.
+left to `prepare.Preparer` and `unprepare`. A process that dies in between leaves files without an entry; `recover`
+removes them, and the kubelet, which got no answer, prepares or unprepares again.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack, suppress
 
 from msgspec import Struct, field
@@ -21,13 +19,11 @@ from dra_driver.core.errors import DraError
 from dra_driver.core.model.claim import AllocatedClaim, ClaimRef, PreparedDevice
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.node.claims.dependencies import ClaimDependencies
-from dra_driver.node.claims.entry import AttemptToken
-from dra_driver.node.claims.hardware.apply import needs_fabric_check, taken_over
+from dra_driver.node.claims.hardware.apply import needs_fabric_check
 from dra_driver.node.claims.planning.plan import PreparePlan, names_of, plan_claim
 from dra_driver.node.claims.waiting import CallBudget
 from dra_driver.node.claims.workflow.cdi_document import document_of
 from dra_driver.node.claims.workflow.metadata import metadata_of
-from dra_driver.node.claims.workflow.teardown import remove_file_without_entry, teardown
 
 log = logging.getLogger(__name__)
 
@@ -79,44 +75,19 @@ def _prepare(
 ) -> None:
     """Record the claims and write their files; ``answers`` gets the devices of each prepared claim."""
     files = {plan.ref.uid: (document_of(deps, plan), metadata_of(deps, plan)) for plan in plans}
-    tokens: dict[ClaimUid, AttemptToken] = {}
-    try:
-        # Metadata first: a repeated prepare of a recorded claim does not write it. `Preparer` reports a failure.
-        ready = [plan for plan in plans if _is_written(deps, plan, files[plan.ref.uid][1])]
-        tokens = deps.journal.record_prepared([(plan.ref, plan.assigned) for plan in ready])
-    finally:
-        for plan in plans:
-            if plan.ref.uid not in tokens:
-                with suppress(DraError):  # an orphan is removed at the next start
-                    remove_file_without_entry(deps, plan.ref.uid)
-    recorded = [plan for plan in plans if plan.ref.uid in tokens]
-    for plan in recorded:
-        document, metadata = files[plan.ref.uid]
-        try:
-            deps.writer.write_metadata(plan.ref.uid, metadata)  # again: a second process may have removed an orphan
-            deps.writer.write_claim(plan.ref.uid, document)
-        except DraError:
-            with suppress(DraError):  # `Preparer` starts again, and reports the error
-                teardown(deps, plan.ref.uid, only=tokens.pop(plan.ref.uid))
-    ours = deps.journal.still_prepared(tokens)
-    for plan in recorded:
-        uid = plan.ref.uid
-        if uid in ours:
-            answers[uid] = plan.prepared
+
+    def write_files(uid: ClaimUid) -> None:
+        document, metadata = files[uid]
+        deps.writer.write_metadata(uid, metadata)
+        deps.writer.write_claim(uid, document)
+
+    # After a failure, `Preparer` replaces or removes the files, `unprepare` removes them, or the next start.
+    recorded = deps.journal.record_prepared([(plan.ref, plan.assigned) for plan in plans], write_files)
+    for plan in plans:
+        if plan.ref.uid in recorded:
+            answers[plan.ref.uid] = plan.prepared
             deps.count("prepared")
             log.info("claim prepared", extra={"claim": str(plan.ref), "devices": names_of(plan.devices)})
-        elif uid in tokens:
-            remove_file_without_entry(deps, uid)
-            answers[uid] = taken_over(plan)
-
-
-def _is_written(deps: ClaimDependencies, plan: PreparePlan, metadata: Mapping[str, bytes]) -> bool:
-    """Write the claim's metadata files; False when that fails."""
-    try:
-        deps.writer.write_metadata(plan.ref.uid, metadata)
-    except DraError:
-        return False
-    return True
 
 
 def forget_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef]) -> frozenset[ClaimUid]:

@@ -248,6 +248,7 @@ def within(seconds: float, holds: Callable[[], bool]) -> bool:
     return holds()
 
 
+@pytest.mark.usefixtures("new_interpreters")  # the test reads the environ of each process
 @needs_root
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_an_interrupted_change_of_mig_is_restored(

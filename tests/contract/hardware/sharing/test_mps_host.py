@@ -364,6 +364,7 @@ def test_nothing_of_the_node_process_is_loaded() -> None:
     }
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_an_idle_host_takes_little_memory_and_next_to_no_cpu(node: Node) -> None:
     """Measured 17 MiB and 0.1 % of a core; the bounds allow for slow machines, not for another library."""
     host = node.start_host()

@@ -97,6 +97,22 @@ def door() -> Door:
     return Door()
 
 
+def test_sessions_share_compiled_templates(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jinja2 import Environment
+
+    compiled: list[str | None] = []
+    compile_template = Environment.compile
+
+    def record(self: Any, source: Any, name: str | None = None, *more: Any) -> Any:
+        compiled.append(name)
+        return compile_template(self, source, name, *more)
+
+    monkeypatch.setattr(Environment, "compile", record)
+    for name in ("ann", "ben"):
+        door.sign_in(name).get("/claims")
+    assert len(compiled) == len(set(compiled))
+
+
 def test_a_visitor_sees_what_the_token_reads_and_guest_elses(door: Door) -> None:
     ann, ben = door.sign_in("ann"), door.sign_in("ben")
     for browser, own, other in ((ann, "ann", "ben"), (ben, "ben", "ann")):

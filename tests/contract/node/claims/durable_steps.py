@@ -71,7 +71,7 @@ def journal_steps(folder: Path) -> None:
         attempts["one"] = begin(journal, 1, durable=True)
 
     whole = replace(device(5), partition=None)
-    step("durable record_prepared", lambda: set(journal.record_prepared([(ref(5), [whole])])) == {uid(5)})
+    step("durable record_prepared", lambda: journal.record_prepared([(ref(5), [whole])], lambda _: None) == {uid(5)})
     step("durable forget_prepared", lambda: journal.forget_prepared([uid(5)], lambda _: None) == {uid(5)})
     step("durable begin", begun)
     step("durable finish", lambda: journal.finish(uid(1), attempts["one"], [device(1, live=True)]))

@@ -27,6 +27,7 @@ from tests.fakes.node_process import NodeProcess
 UID = "b1c7e0f2-5d0a-4c61-9f7e-0f6f0a8c1d2e"
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_starts_publishes_serves_and_stops_on_sigterm(rest: RestClient, node: Callable[..., Node]) -> None:
     process = node().start()
     process.wait_for(lambda: "has not registered" in process.ready()[1])
@@ -301,6 +302,7 @@ def test_second_process_of_one_pod_has_published_nothing(rest: RestClient, node:
     assert (generations(rest), smi.read_text()) == before, "the first one's containers would see other GPUs"
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_settings_come_from_the_environment_too(folder: Path, kubeconfig: str) -> None:
     process = NodeProcess(folder, environ={"NODE_NAME": "Wrong", "KUBECONFIG": kubeconfig}, node_name=None)
     status, text = process.refused()

@@ -196,6 +196,29 @@ def test_topology_lists_other_drivers_with_attributes() -> None:
     ]  # fmt: skip
 
 
+def test_devices_of_one_root_name_each_other_and_share_rails() -> None:
+    """A card has no rail of its own; without a PCIe root nothing is near."""
+    nodes = [node("a", "4xl4-24gb"), node("b", "2xl4-24gb")]
+    for device, rail in zip(nodes[0]["spec"]["devices"], (0, 0, 2, 1), strict=True):
+        device["attributes"]["rail"] = {"int": rail}
+    for device in nodes[1]["spec"]["devices"]:
+        del device["attributes"]["resource.kubernetes.io/pcieRoot"]
+        device["attributes"]["gpu.nvidia.com/rail"] = {"int": 7}
+    rootless = card("b", "")
+    rootless["spec"]["devices"][0]["attributes"] = {"resource.kubernetes.io/numaNode": {"int": 0}}
+    found = topology_of(cluster([*nodes, card("a", "pci0000:08"), rootless]))
+    assert [(row.node, row.device, row.same_root, row.rails) for row in found] == [
+        ("a", "gpu-0", (), (0,)),
+        ("a", "gpu-1", (), (0,)),
+        ("a", "nic-0", ("gpu-2", "gpu-3"), (1, 2)),
+        ("a", "gpu-2", ("nic-0",), (2,)),
+        ("a", "gpu-3", ("nic-0",), (1,)),
+        ("b", "nic-0", (), ()),
+        ("b", "gpu-0", (), (7,)),
+        ("b", "gpu-1", (), (7,)),
+    ]
+
+
 def test_an_island_does_not_reach_other_nodes() -> None:
     found = topology_of(cluster([node("a", "8xh100-sxm5-80gb"), node("b", "8xh100-sxm5-80gb")]))
     assert {len(row.linked) for row in found} == {8}
@@ -288,6 +311,8 @@ def near() -> ClusterState:
     """Pairs beside a network card of another driver, and a board with NVSwitches."""
     claims = [holding("train", "gpu-a", "gpu-0", "gpu-1"), holding("eval", "gpu-b", "gpu-0-mig-1g10gb-19-6")]
     slices = [node("gpu-a", "4xa100-pcie-80gb+pairs"), card("gpu-a", "pci0000:08"), node("gpu-b", "2xh100-sxm5-80gb")]
+    for at, device in enumerate(slices[0]["spec"]["devices"]):
+        device["attributes"]["rail"] = {"int": at // 2}
     return cluster(slices, claims)
 
 
@@ -313,6 +338,7 @@ def test_pages_show_what_is_printed_of_a_cluster(
     [
         "kubectl dra capacity --cluster-state mig.json",
         "kubectl dra capacity --cluster-state shares.json",
+        "kubectl dra capacity --with-node 2xl4-24gb --cluster-state mig.json",
     ],
 )
 def test_examples_are_real_output(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

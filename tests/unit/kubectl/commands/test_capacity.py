@@ -49,6 +49,24 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     assert (in_use["1 GPU"], in_use["2 GPUs"]) == (2, None)
 
 
+def test_capacity_counts_what_fits_on_an_added_node(state: str, capsys: pytest.CaptureFixture[str]) -> None:
+    question = ["capacity", "--cluster-state", state, "--with-node", "2xh100-sxm5-80gb"]
+    assert main(question) == 0
+    shown = capsys.readouterr().out
+    rows = [line.split("  ") for line in shown.partition("Each added node of 2xh100-sxm5-80gb:")[2].splitlines()]
+    table = {tuple(filter(None, map(str.strip, row))) for row in rows if row[0].startswith("NVIDIA")}
+    assert {("NVIDIA H100 80GB HBM3", *numbers) for numbers in (("1 GPU", "8", "2"), ("1g.10gb", "0", "14"))} <= table
+    assert "not checked: labels and taints of the node; CPU and memory;" in shown
+    assert main([*question, "-o", "json", "--totals", "--driver", "other.example.com"]) == 0
+    added = json.loads(capsys.readouterr().out)["addedNode"]
+    assert (added["gpus"], [each["driver"] for each in added["products"]]) == (
+        "2xh100-sxm5-80gb",
+        ["other.example.com"],
+    )
+    assert main(["capacity", "--cluster-state", state, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["addedNode"] is None
+
+
 def test_lists_as_json_have_a_schema(state: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["devices", "--cluster-state", state, "-o", "json", "-n", "default"]) == 0
     devices = json.loads(capsys.readouterr().out)

@@ -112,6 +112,53 @@ def test_the_output_in_the_document_is_real(capsys: pytest.CaptureFixture[str], 
     assert lines == [line.removeprefix("    ") for line in shown.rstrip().splitlines()]
 
 
+HEAD = "apiVersion: gpu.dra-driver.io/v1alpha1\nkind: GpuPolicy\nmetadata: {name: p}\n"
+ROOT_OF_0 = "{pci: pci0000:00, rail: 1}"
+
+
+def test_rails_without_a_gpu_are_listed(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(
+        f"{HEAD}spec: {{rails: [{ROOT_OF_0}, {{pci: 0000:15:00.0, rail: 2}}, {{pci: pci0000:99, rail: 3}}]}}\n"
+    )
+    status, lines = check(capsys, str(path), "--gpus", "1xl4-24gb")
+    assert status == 0
+    assert lines[3].split()[-1] == "rail=1"
+    assert lines[-1] == "rails of policy p without a GPU here: 0000:15:00.0, pci0000:99"
+
+
+@pytest.mark.parametrize(
+    ("spec", "problem"),
+    [
+        (
+            "rails: [{pci: 0000:1B:00.0, rail: 0}]",
+            "spec.rails[0].pci: expected a PCI address such as 0000:65:00.0 or a",
+        ),
+        ("rails: [{pci: gpu-0, rail: 0}]", "spec.rails[0].pci: expected a PCI address"),
+        ("rails: [{pci: pci0000:00, rail: -1}]", "spec.rails[0].rail: expected a whole number from 0 to 255, got -1"),
+        (
+            "rails: [{pci: pci0000:00, rail: 999999999999999999999}]",
+            "spec.rails[0].rail: expected a whole number from 0",
+        ),
+        ("rails: [{pci: pci0000:00}]", "spec.rails[0].rail: is required"),
+        (f"rails: [{ROOT_OF_0}, {ROOT_OF_0}]", "spec.rails: two entries have pci 'pci0000:00'"),
+        (f"rails: [{ROOT_OF_0}], attributes: [{{name: rail, int: 1}}]", "spec: rails and attributes both set"),
+        (
+            f"rails: [{ROOT_OF_0}], attributes: [{{name: gpu.nvidia.com/rail, int: 1}}]",
+            "spec: rails and attributes both",
+        ),
+    ],
+)
+def test_wrong_rails_are_refused_with_their_field(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, spec: str, problem: str
+) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_text(f"{HEAD}spec: {{{spec}}}\n")
+    status, lines = check(capsys, str(path))
+    assert status == 1
+    assert problem in lines[0]
+
+
 def test_conflicting_policies_are_found_when_gpus_are_given(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     hidden = (EXAMPLES / "hidden-gpu.yaml").read_text()
     (tmp_path / "a.yaml").write_text(hidden)

@@ -96,7 +96,8 @@ def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
     shown = "\n".join(run.said)
     assert "would evict: pod team/a" in shown
     assert "would not evict: pod team/bare: it has no controller" in shown
-    assert [each["claim"] for each in to_wire(document_of(run.report))["items"]] == ["one", "two"]
+    items = to_wire(document_of(run.report))["items"]
+    assert [(each["claim"], each["pods"][0]["pod"]) for each in items] == [("one", "a"), ("two", "bare")]
 
 
 def test_a_dry_run_of_undrain_changes_nothing() -> None:

@@ -374,6 +374,16 @@ def test_each_pod_sees_the_earlier_ones_placed() -> None:
     assert [report.fitting_nodes for report in reports] == [("a",), ("a",)]
 
 
+def test_a_placed_replica_is_not_taken_for_a_running_pod_of_the_workload() -> None:
+    reports = explain_pods(
+        cluster(templates=[template("t", exactly(count=2))]), pods_in([workload("Job", parallelism=4)], "default", "x")
+    )
+    assert [(report.name, report.verdict.answer) for report in reports] == [
+        *((f"w-{index}", Answer.FITS) for index in range(3)),
+        ("w-3", Answer.CANNOT_FIT),
+    ]
+
+
 def test_defaults_of_manifests_are_filled_in() -> None:
     exact = {"deviceClassName": "gpu.nvidia.com", "capacity": {"requests": {"memory": 1024}}}
     request = {"name": "gpu", "exactly": exact}

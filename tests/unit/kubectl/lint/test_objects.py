@@ -201,3 +201,72 @@ def test_admin_access_to_a_counted_device_is_reported_and_to_a_monitor_not() -> 
     }
     assert set(rules(MONITORED)) == namespace
     assert rules(MONITORED.replace(", adminAccess: true", "")) == ["DRA046"]
+
+
+NEAR = "- {name: gpu, exactly: {deviceClassName: gpu.nvidia.com%s}}\n- {name: nic, exactly: {deviceClassName: nics}}"
+ROOT = "constraints: [{requests: [gpu, nic], matchAttribute: resource.kubernetes.io/pcieRoot}]"
+NICS = device_class('device.driver == "dra.net"', name="nics")
+
+
+def of_rail(driver: str, name: str, value: str) -> str:
+    return f", selectors: [{{cel: {{expression: 'device.attributes[\"{driver}\"].?{name}.orValue(-1) == {value}'}}}}]"
+
+
+def pair(name: str, selectors: str = "", *, rest: str = ROOT) -> str:
+    return template(NEAR % selectors, rest=rest, name=name)
+
+
+def together(*parts: str, namespaces: tuple[str, str] = ("default", "default"), field: str = "Template") -> list[str]:
+    """Messages about two pods with the templates a and b."""
+    uses = [
+        pod(f"[{{name: gpu, resourceClaim{field}Name: {name}}}]").replace(
+            "name: p", f"name: {name}, namespace: {place}"
+        )
+        for name, place in zip("ab", namespaces, strict=True)
+    ]
+    return [each.message for each in findings("---\n".join([NICS, *parts, *uses])) if each.rule == "DRA058"]
+
+
+def test_templates_of_one_file_without_a_rail_are_reported_once_each() -> None:
+    a, b = together(pair("a"), pair("b"))
+    assert "template 'a' can get other rails" in a
+    assert "template 'b' can get other rails" in b
+    (b,) = together(pair("a", of_rail("gpu.nvidia.com", "rail", "0")), pair("b"))
+    assert "template 'b'" in b
+    shared = (
+        pair("a")
+        + "---\n"
+        + "---\n".join(pod(USES.replace(": t}", ": a}")).replace("name: p", f"name: {n}") for n in "pq")
+    )
+    assert rules(f"{NICS}---\n{shared}") == ["DRA058"]
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        (pair("a", of_rail("gpu.nvidia.com", "rail", "0")), pair("b", of_rail("gpu.nvidia.com", "rail", "1"))),
+        (pair("a", of_rail("dra.net", "ifName", "1")), pair("b", of_rail("gpu.nvidia.com", "rail", "1"))),
+        (pair("a", rest=""), pair("b", rest="")),
+        (pair("a"), template(PLAIN, name="b", rest="constraints: [{matchAttribute: resource.kubernetes.io/pcieRoot}]")),
+    ],
+)
+def test_pinned_templates_and_single_pairs_may_have_any_rails(parts: tuple[str, str]) -> None:
+    assert together(*parts) == []
+
+
+def test_pods_of_other_namespaces_and_shared_claims_are_not_compared() -> None:
+    apart = pair("b").replace("name: b", "name: b, namespace: other")
+    assert together(pair("a"), apart, namespaces=("default", "other")) == []
+    claims = [
+        each.replace("ClaimTemplate", "Claim").replace("spec:\n  spec:\n", "spec:\n", 1) for each in map(pair, "ab")
+    ]
+    assert together(*claims, field="") == []
+
+
+def test_class_of_a_rail_pins_a_template() -> None:
+    rail = device_class(
+        'device.driver == "gpu.nvidia.com" && device.attributes["gpu.nvidia.com"].?rail.orValue(-1) == 0', name="r0"
+    )
+    parts = [each.replace("gpu.nvidia.com}", "r0}") for each in map(pair, "ab")]
+    assert together(rail, *parts) == []
+    assert len(together(*parts)) == 2

@@ -253,11 +253,9 @@ def test_prepare_waits_for_another_run_that_prepares_the_claim(node: ClaimsNode)
     assert 2.0 <= sum(node.clock.waits) < 4.0
 
 
-@pytest.mark.parametrize("noted", [False, True], ids=["recorded at once", "a GPU with a note"])
-def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode, *, noted: bool) -> None:
+def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: ClaimsNode) -> None:
     """Answering after another run tore the claim down would start a container without its file."""
-    if noted:
-        node.backend = simulated()
+    node.backend = simulated()
     run, other = node.run("run-1", alive=("run-2",)), node.run("run-2", alive=("run-1",))
     write = node.writer.write_claim
 
@@ -270,8 +268,7 @@ def test_a_claim_that_is_unprepared_meanwhile_is_not_answered_as_prepared(node: 
             return getattr(node.writer, name)
 
     late = run.replaced(writer=Slow())
-    if noted:
-        run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")
+    run.journal.set_gpu_note(node.gpus[0].uuid, TIME_SLICE, "Long")
     error = late.refusal(claim(1))
     assert isinstance(error, RetryableError)
     assert error.reason == "ClaimTakenOver"

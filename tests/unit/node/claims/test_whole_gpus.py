@@ -1,7 +1,9 @@
 """Claims for whole GPUs: prepared together the short way, and waiting for Fabric Manager on boards with NVSwitches."""
 
+import sqlite3
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -107,6 +109,22 @@ def test_a_claim_whose_file_alone_fails_is_undone(node: ClaimsNode) -> None:
     assert node.writer.files == {}
 
 
+def test_no_other_process_changes_the_journal_while_files_are_written(node: ClaimsNode) -> None:
+    """Another process would remove the files of a claim that has no entry yet, and its container could not start."""
+    refused: list[str] = []
+
+    def begin_elsewhere(_: Run, of: str) -> None:
+        with closing(sqlite3.connect(node.folder / "state.db", timeout=0, isolation_level=None)) as other:
+            try:
+                other.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                refused.append(of)
+
+    run = with_writes(node, begin_elsewhere)
+    run.prepare(claim(1))
+    assert refused == [uid(1)]
+
+
 def with_writes(node: ClaimsNode, before: Callable[[Run, str], None]) -> Run:
     """A run that calls ``before`` at each write of a claim's file."""
     run = node.run()
@@ -155,14 +173,15 @@ def test_what_stands_against_a_claim_leaves_it_to_the_long_way(run: Run, standin
     """The short way resolves nothing: it must see every reason why the long one would not simply go on."""
     STANDING[standing](run.journal)
     before = run.journal.uids()
-    found = run.journal.record_prepared([(ref(1), [whole(0)]), (ref(9), [whole(1)])])
-    assert set(found) == {uid(9)}
+    written: list[str] = []
+    found = run.journal.record_prepared([(ref(1), [whole(0)]), (ref(9), [whole(1)])], written.append)
+    assert found == {uid(9)} == set(written)
     assert run.journal.uids() == before | {uid(9)}
 
 
 def test_admin_access_stands_against_nothing(run: Run) -> None:
     claims = [(ref(1), [whole(0)]), (ref(2), [whole(0, admin=True)]), (ref(3), [whole(0, admin=True)])]
-    assert set(run.journal.record_prepared(claims)) == {uid(1), uid(2), uid(3)}
+    assert run.journal.record_prepared(claims, lambda _: None) == {uid(1), uid(2), uid(3)}
 
 
 def test_no_claim_is_new_while_a_rebuild_is_pending(node: ClaimsNode) -> None:
@@ -177,7 +196,7 @@ def test_nothing_is_recorded_in_a_file_that_was_removed(run: Run) -> None:
     """Another process may use the file that is in its place: two claims would get one GPU."""
     (run.node.folder / "state.db").unlink()
     with fails(StorageError, "JournalReplaced"):
-        run.journal.record_prepared([(ref(1), [whole(0)])])
+        run.journal.record_prepared([(ref(1), [whole(0)])], lambda _: None)
 
 
 def test_only_prepared_claims_for_whole_gpus_are_forgotten_at_once(run: Run) -> None:

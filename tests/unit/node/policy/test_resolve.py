@@ -12,6 +12,7 @@ from dra_driver.core.model.mig import PartitionId
 from dra_driver.core.model.terms import DEFAULT_TERMS, GpuTerms, Interval, SharingTerms, Strategy, Taint, Use, terms_of
 from dra_driver.core.model.usage_rules import UsageRules
 from dra_driver.node.policy.resolve import DRAINING_TAINT, resolve
+from tests.fakes.simulated_gpus import SimulatedBackend
 from tests.unit.node.policy.hardware import (
     NODE,
     ONE_G,
@@ -132,6 +133,30 @@ def test_everything_a_policy_says_arrives_in_the_terms() -> None:
 def test_the_controller_learns_another_grace_time_from_an_attribute(seconds: int | None, published: Any) -> None:
     told = policy("all", health={} if seconds is None else {"evictionGraceSeconds": seconds})
     assert resolve([told], node(1), (), NODE)[uuid(0)].attributes == published
+
+
+FOUR = SimulatedBackend.from_spec("4xl4-24gb", NODE).snapshot()
+"""Addresses 0000:01:00.0 and 0000:02:00.0 are on root pci0000:00, 0000:09:00.0 and 0000:0a:00.0 on pci0000:08."""
+
+
+def rails(**places: int) -> list[dict[str, object]]:
+    """Entries such as ``root_08=1`` (a PCIe root) and ``bus_09=1`` (a PCI address)."""
+    written = {name: (f"pci0000:{name[5:]}" if name[:4] == "root" else f"0000:{name[4:]}:00.0") for name in places}
+    return [{"pci": written[name], "rail": rail} for name, rail in places.items()]
+
+
+def test_rail_of_an_address_overrides_the_rail_of_its_root() -> None:
+    given = policy("p", rails=rails(root_00=4, bus_02=7, bus_09=0, root_40=9), attributes=[{"name": "team", "int": 1}])
+    found = [resolve([given], FOUR, (), NODE)[each.uuid].attributes for each in FOUR.gpus]
+    assert found == [{"team": 1, "rail": 4}, {"team": 1, "rail": 7}, {"team": 1, "rail": 0}, {"team": 1}]
+
+
+def test_rails_of_two_policies_conflict_only_where_they_differ() -> None:
+    both = [policy("a", rails=rails(root_00=0, root_08=1)), policy("b", rails=rails(bus_01=0, bus_02=0, root_08=2))]
+    two = replace(FOUR, gpus=FOUR.gpus[:2])
+    assert [terms.attributes for terms in resolve(both, two, (), NODE).values()] == [{"rail": 0}] * 2
+    with pytest.raises(ConfigurationError, match=r"both match gpu-2 .* differ in spec\.rails"):
+        resolve(both, FOUR, (), NODE)
 
 
 @pytest.mark.parametrize(

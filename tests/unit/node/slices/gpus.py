@@ -123,9 +123,14 @@ def offered(objects: Mapping[str, Any], *, is_1_34: bool = False) -> list[dict[s
     return devices
 
 
+@functools.cache  # a history asks for the same few values a million times
+def _count(value: str) -> int:
+    return Quantity.parse(value).as_int()
+
+
 def counter_sets(specs: list[Any]) -> dict[str, dict[str, int]]:
     return {
-        one["name"]: {name: Quantity.parse(counter["value"]).as_int() for name, counter in one["counters"].items()}
+        one["name"]: {name: _count(counter["value"]) for name, counter in one["counters"].items()}
         for spec in specs
         for one in spec.get("sharedCounters", [])
     }
@@ -168,5 +173,5 @@ def _kept_apart(one: dict[str, Any], other: dict[str, Any], sets: dict[str, dict
         for taken in device.get("consumesCounters", []):
             for name, counter in taken["counters"].items():
                 key = (taken["counterSet"], name)
-                wanted[key] = wanted.get(key, 0) + Quantity.parse(counter["value"]).as_int()
+                wanted[key] = wanted.get(key, 0) + _count(counter["value"])
     return any(value > sets[counter_set][name] for (counter_set, name), value in wanted.items())

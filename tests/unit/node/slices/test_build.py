@@ -185,6 +185,11 @@ def test_added_attributes_beyond_the_limit_are_reported() -> None:
     assert "attributes that policy p adds to gpu-0 are left out" in reason
 
 
+def test_rail_has_room_before_the_attributes_of_a_policy() -> None:
+    terms = replace(EVERYTHING, attributes={**EVERYTHING.attributes, "rail": 3})
+    assert {wire(one.attributes.get("rail")).get("int") for one in build(mig_gpu(H100), terms).devices} == {3}
+
+
 @pytest.mark.parametrize(
     "name",
     ["uuid", "type", "gpu.nvidia.com/uuid", "resource.kubernetes.io/pcieRoot", "a-b", "x" * 33, "", "B_/x", "a/"],

@@ -1,0 +1,45 @@
+"""Compare the rails of the GPUs of several pods. No constraint can make the devices of different claims match."""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+from msgspec.structs import replace
+
+from dra_driver.core.text import listed
+from dra_driver.kube.devices import attribute_of, newest_slices, pool_of, results_of
+from dra_driver.kube.published import names
+from dra_driver.kube.state import ClusterState
+from dra_driver.kubectl.explain.report import Explanation
+from dra_driver.kubectl.explain.subject import Wire
+
+
+def with_rails(
+    state: ClusterState, claims: Mapping[str, Sequence[Wire]], reports: Sequence[Explanation]
+) -> list[Explanation]:
+    """Return the reports. If the ``claims`` of pods, by pod, have GPUs of different rails, the first gets a note."""
+    published = {
+        (*pool_of(item), device["name"]): rail
+        for item in newest_slices(state.slices)
+        for device in item["spec"].get("devices") or ()
+        if isinstance(rail := attribute_of(device.get("attributes"), pool_of(item)[0], names.RAIL).get("int"), int)
+    }
+    found: dict[tuple[int, ...], list[str]] = {}
+    for pod, held in claims.items() if published else ():
+        devices = [(one["driver"], one["pool"], one["device"]) for claim in held for one in results_of(claim)]
+        if rails := sorted({published[device] for device in devices if device in published}):
+            found.setdefault(tuple(rails), []).append(pod)
+    if len(found) < 2 or not reports:
+        return list(reports)
+    each = [f"{listed(sorted(users))} on {_text(rails)}" for rails, users in sorted(found.items())]
+    note = (
+        f"pods on different rails: {'; '.join(each)}. DRA cannot match devices of different claims: if these pods"
+        " communicate rail by rail, use one template for each rail (docs/topology.md)"
+    )
+    return [replace(reports[0], notes=(*reports[0].notes, note)), *reports[1:]]
+
+
+def _text(rails: Sequence[int]) -> str:
+    """Return ``rails 0-3, 6``."""
+    runs = [[rail for _, rail in run] for _, run in groupby(enumerate(rails), lambda pair: pair[1] - pair[0])]
+    shown = (f"{run[0]}-{run[-1]}" if len(run) > 1 else str(run[0]) for run in runs)
+    return f"rail{'s' if len(rails) > 1 else ''} {', '.join(shown)}"
