@@ -31,9 +31,10 @@ class SelectorBudget(Struct):
     def spending(self, expression: str) -> Iterator[None]:
         """Raises SelectorBudgetError if no time is left."""
         if self.left_s <= 0:
+            shown = cut(expression, 80)
             raise SelectorBudgetError(
-                f"not evaluated, because costly selectors took {self.total_s:g} s: "
-                f"{' '.join(cut(expression, 80).split())!r}; write a selector that costs less"
+                f"not evaluated, because costly selectors took {self.total_s:g} s: {' '.join(shown.split())!r}; "
+                "write a selector that costs less"
             )
         begun = self.clock()
         try:

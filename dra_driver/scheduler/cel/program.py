@@ -70,6 +70,11 @@ class DeviceView:
             )
         ]
 
+    @classmethod
+    def from_wire(cls, device: Wire, driver: str) -> "DeviceView":
+        """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
+        return cls(driver, device)
+
     def _attribute(self, name: str, value: Wire, lists: bool) -> object:
         text = value.get("string")
         if text is not None:
