@@ -36,7 +36,7 @@ alerts:                       ## The chart's rules in promtool; needs Debian's p
 prometheus: $(VENV)/.ready    ## A Prometheus scrapes for ten minutes; every dashboard's queries, and an alert; needs Debian's prometheus, prometheus-alertmanager
 	$(BIN)/python -m tests.prometheus
 
-pictures: $(VENV)/.ready      ## What explain, capacity and usage print to a terminal, as pictures in docs/pictures
+pictures: $(VENV)/.ready      ## What explain prints to a terminal, as a picture in docs/pictures
 	$(BIN)/python -m tests.ui.terminal
 
 ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; needs Debian's chromium, chromium-driver and npm

@@ -93,8 +93,9 @@ def _name_of(item: object) -> str:
 
 
 def misfit(kind: str, item: object) -> str:
-    """Return the error of an object of this kind, with the field's path; "" for a valid object."""
-    problem = problem_of(KINDS[kind], item)
+    """Return the error of an object of this kind, with the field's path; "" for a valid object. Of kinds without a
+    struct here only metadata is checked."""
+    problem = problem_of(KINDS.get(kind, core.Namespace), item)
     metadata = item.get("metadata") if isinstance(item, Mapping) else None
     if problem or not isinstance(metadata, Mapping) or metadata.get("name") or metadata.get("generateName"):
         return problem

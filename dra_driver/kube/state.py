@@ -26,7 +26,8 @@ TAINT_RULE_APIS: Final = tuple(f"/apis/resource.k8s.io/{version}" for version in
 class ClusterState(Struct, frozen=True, kw_only=True):
     """Objects by kind, in the order of the API server. Readers must not change them. ``gaps`` are sentences about
     unread kinds: an empty list of such a kind means unknown. ``server_version`` is ``v1.36.2`` or empty when unknown.
-    ``source`` names the origin for people. ``workloads`` are Kueue's, which only `kubectl dra explain` reads."""
+    ``source`` names the origin for people. ``workloads`` are Kueue's, which only `kubectl dra explain` reads.
+    Only files have ``gpu_nodes`` and ``quotas``."""
 
     nodes: Sequence[Wire] = ()
     pods: Sequence[Wire] = ()
@@ -40,6 +41,8 @@ class ClusterState(Struct, frozen=True, kw_only=True):
     pvcs: Sequence[Wire] = ()
     storage_classes: Sequence[Wire] = ()
     workloads: Sequence[Wire] = ()
+    gpu_nodes: Sequence[Wire] = ()
+    quotas: Sequence[Wire] = ()
     gaps: Sequence[str] = ()
     server_version: str = ""
     source: str = ""
@@ -68,6 +71,11 @@ KINDS: Final = (
     StateKind("pvcs", "PersistentVolumeClaim", "v1", "persistentvolumeclaims", namespaced=True),
     StateKind("storage_classes", "StorageClass", "storage.k8s.io/v1", "storageclasses"),
 )
+
+GPU_NODES: Final = StateKind("gpu_nodes", "GpuNode", "gpu.dra-driver.io/v1alpha1", "gpunodes")
+QUOTAS: Final = StateKind("quotas", "ResourceQuota", "v1", "resourcequotas", namespaced=True)
+FILE_KINDS: Final = (*KINDS, GPU_NODES, QUOTAS)
+"""Kinds of files. Commands read GpuNodes and ResourceQuotas of a live cluster separately: scheduling ignores them."""
 
 # Without these a verdict about the whole cluster would be wrong, so they are read everywhere even for one namespace.
 _EVERYWHERE: Final = ("pods", "claims")

@@ -13,7 +13,7 @@ from dra_driver.core.errors import ConfigurationError, StorageError
 from dra_driver.core.files import replace_file
 from dra_driver.kube import state_templates
 from dra_driver.kube.shapes import misfit
-from dra_driver.kube.state import KINDS, ClusterState
+from dra_driver.kube.state import FILE_KINDS, ClusterState
 from dra_driver.kube.state_parts import reduced
 
 Wire = Mapping[str, Any]
@@ -80,7 +80,7 @@ def to_document(state: ClusterState, *, templates: bool = False) -> dict[str, ob
     )
     items = [
         {"apiVersion": kind.api_version, "kind": kind.kind, **reduced(kind.kind, item)}
-        for kind in KINDS
+        for kind in FILE_KINDS
         for item in (slices if kind.field == "slices" else getattr(state, kind.field))
     ]
     header: dict[str, object] = {"schemaVersion": TEMPLATES_VERSION if pulled_out else SCHEMA_VERSION}
@@ -108,7 +108,7 @@ def read_documents(file: Path, text: str | None = None) -> Iterator[Wire]:
 def objects_of(documents: Sequence[Wire], where: str, namespace: str = "default") -> list[dict[str, Any]]:
     """Single objects and those in lists, of the kinds of a state, with name and shape checked; ``namespace`` is the
     default of namespaced kinds. Raises ConfigurationError that names the object and the field."""
-    kinds = {kind.kind: kind for kind in KINDS}
+    kinds = {kind.kind: kind for kind in FILE_KINDS}
     found = []
     for item in flat(documents, where):
         kind = kinds.get(str(item.get("kind")))
@@ -173,8 +173,8 @@ def _plain_slice(item: Wire) -> Wire:
 
 
 def _by_kind(objects: list[dict[str, Any]]) -> dict[str, tuple[Wire, ...]]:
-    fields = {kind.kind: kind.field for kind in KINDS}
-    found: dict[str, list[Wire]] = {kind.field: [] for kind in KINDS}
+    fields = {kind.kind: kind.field for kind in FILE_KINDS}
+    found: dict[str, list[Wire]] = {kind.field: [] for kind in FILE_KINDS}
     for item in objects:
         found[fields[item["kind"]]].append(reduced(item["kind"], item))
     return {field: tuple(items) for field, items in found.items()}

@@ -206,5 +206,7 @@ _REDUCERS: Final[Mapping[str, Callable[[Wire], dict[str, object]]]] = {
     "Event": _event,
     "PersistentVolumeClaim": _volume_claim,
     "StorageClass": lambda item: _pick(item, ("volumeBindingMode",)),
+    "GpuNode": lambda item: _pick(item, ("status",)),
+    "ResourceQuota": lambda item: _pick(item, ("spec", "status")),
 }
 _DRA_KINDS: Final = frozenset({"ResourceClaim", "ResourceClaimTemplate", "DeviceClass"})

@@ -126,7 +126,7 @@ class Browser:
     def __init__(self, address: str, **headers: str) -> None:
         self.address, self.home, self.cookie = address, "", ""
         self.headers = headers
-        self._pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(40.0))
+        self._pool = urllib3.PoolManager(retries=False, timeout=urllib3.Timeout(40.0), cert_reqs="CERT_NONE")
 
     def get(self, path: str, **headers: str) -> tuple[int, str]:
         return self._send("GET", self.home.rstrip("/") + path, headers)

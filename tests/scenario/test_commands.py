@@ -18,7 +18,7 @@ from dra_driver.core.command_line.table import display_width
 from dra_driver.core.document import API_VERSION
 from dra_driver.hardware.gpu.simulated.faults import ANNOTATION
 from dra_driver.kubectl.commands import kubectl
-from dra_driver.sim.apiserver.kinds import NODES, PODS
+from dra_driver.sim.apiserver.kinds import GPU_NODES, NODES, PODS
 from dra_driver.sim.cluster import Cluster
 from scripts.json_docs import documents
 from tests.scenario.conftest import TIMEOUT_S, devices
@@ -69,9 +69,12 @@ def mixed(cluster: Cluster) -> Cluster:
     def is_mixed() -> str | None:
         used = len(claims(exporter)) if (exporter := cluster.nodes[NODE].exporter) else 0
         tainted = [device for device in devices(cluster, NODE) if device.get("taints")]
-        return None if used == 3 and tainted else f"{used} claims in use, {len(tainted)} devices with taints"
+        reported = cluster.store.list(GPU_NODES).items
+        if used == 3 and tainted and reported:
+            return None
+        return f"{used} claims in use, {len(tainted)} devices with taints, {len(reported)} GpuNodes"
 
-    cluster.wait(is_mixed, TIMEOUT_S, "three claims in use and a lost GPU")
+    cluster.wait(is_mixed, TIMEOUT_S, "three claims in use, a lost GPU and its GpuNode")
     return cluster
 
 
@@ -134,6 +137,16 @@ def test_a_command(line: str, mixed: Cluster, monkeypatch: pytest.MonkeyPatch) -
             continue  # manifests
         widest = max(shown.splitlines() or [""], key=display_width)
         assert display_width(widest) <= 80, (asked, widest)
+
+
+def test_topology_shows_the_taint_of_a_lost_gpu(mixed: Cluster) -> None:
+    assert re.search(r"gpu-1 .* free, tainted", run(mixed, "topology")[1])
+
+
+def test_node_and_gpu_can_be_one_word(mixed: Cluster) -> None:
+    for word, count in (("gpu-a/gpu-1", "1 GPU;"), ("node/gpu-a", "2 GPUs;")):
+        assert f"would drain {count}" in run(mixed, f"drain {word} --dry-run")[1]
+        assert run(mixed, f"undrain {word} --dry-run")[0] == 0
 
 
 def interrupt(_: float) -> None:

@@ -17,7 +17,7 @@ from dra_driver.kube.state import ClusterState, read_cluster, with_objects
 from dra_driver.kubectl.explain import explain, explain_pods, pod_subject
 from dra_driver.kubectl.explain.report import render
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig
-from dra_driver.sim.apiserver.kinds import NODES, PODS
+from dra_driver.sim.apiserver.kinds import GPU_NODES, NODES, PODS
 from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.demo import forms as demo_forms
@@ -97,9 +97,13 @@ def test_a_snapshot_gives_the_same_explanation_without_the_cluster(
     pods.create("lost", template="missing")
     live = explained(cluster, "pod/lost", "-n", namespace)
     assert [cause["code"] for cause in live["causes"]] == ["templateMissing"]
+    cluster.wait(
+        lambda: None if len(cluster.store.list(GPU_NODES).items) == 2 else "no GpuNodes", TIMEOUT_S, "GpuNodes"
+    )
     file = str(tmp_path / name)
     done = dra(cluster, "snapshot", file)
     assert done.returncode == 0, done.stderr
+    assert "2 gpunodes" in done.stdout
     assert explained(cluster, "pod/lost", "-n", namespace, "--cluster-state", file)["causes"] == live["causes"]
 
 

@@ -1,5 +1,5 @@
-"""Write what `kubectl dra explain`, `capacity` and `usage` print to a terminal as pictures: ``make pictures``. Each
-command runs in a separate terminal against an embedded cluster."""
+"""Write what `kubectl dra explain` prints to a terminal as a picture: ``make pictures``. It runs in a terminal against
+an embedded cluster."""
 
 import os
 import pty
@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
@@ -16,29 +15,19 @@ from rich.console import Console
 from rich.text import Text
 
 from dra_driver.sim.cluster import Cluster
-from dra_driver.sim.demo import demo
 from tests.ui.scene import scene
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-SHARES = ("usage/shares-that-hold.yaml", "usage/three-shares.yaml")
 COLUMNS, ROWS = 118, 60
-SETTLES_S = 12.0
-"""Until the pods use what their annotations say, and the exporter has seen it: it looks every few seconds."""
 TIMEOUT_S = 60.0
-COMMANDS = {"explain": ("explain", "no-match"), "capacity": ("capacity",), "usage": ("usage",)}
+COMMANDS = {"explain": ("explain", "no-match")}
 
 
 def main() -> int:
     with tempfile.TemporaryDirectory() as folder, scene(ROOT, Path(folder)) as cluster:
-        for name in ("explain", "capacity"):
+        for name in COMMANDS:
             write(name, cluster)
-    policy, pods = (ROOT / "examples" / name for name in SHARES)
-    with Cluster({"gpu-a": "1xa100-sxm4-40gb"}, policies=[policy], usage=True) as cluster:
-        demo.apply_classes(cluster)
-        cluster.apply(pods)
-        time.sleep(SETTLES_S)
-        write("usage", cluster)
     return 0
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from dra_driver.core.errors import (
     ConfigurationError,
@@ -113,7 +114,7 @@ def _members(bundle: SupportBundle) -> Iterator[tuple[str, str]]:
     yield MANIFEST, json.dumps(manifest, indent=2)
     yield TEXT, bundle.report_text
     yield REPORT, json.dumps(bundle.report, indent=2)
-    yield STATE, text_of(facts.state(), as_yaml=False)
+    yield STATE, text_of(replace(facts.state(), gpu_nodes=()), as_yaml=False)  # GpuNodes are among the facts
     yield FACTS, json.dumps({"answers": _packed(facts)}, separators=(",", ":"))
     for name, log in sorted(bundle.logs.items()):
         yield f"{LOGS}{name}.log", log

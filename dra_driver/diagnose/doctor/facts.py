@@ -3,7 +3,7 @@
 A missing fact ends only the check that needs it. Facts are API objects, reduced to the fields that checks need and
 without secrets, so that a support bundle can contain them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Final
 
@@ -52,6 +52,11 @@ def dicts(item: object, *path: str) -> list[Wire]:
 
 def name_of(item: object) -> str:
     return text(item, "metadata", "name")
+
+
+def statuses_of(gpu_nodes: Iterable[object]) -> dict[str, GpuNodeStatus]:
+    """Return the status of each GpuNode with one, by node."""
+    return {name_of(item): status for item in gpu_nodes if (status := node_status_of(item)) is not None}
 
 
 def namespace_of(item: object) -> str:
@@ -175,7 +180,8 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
         resources = {kind.field: kind.resource for kind in KINDS}
         gaps = [f"{resources[name]}: {why.seen}" for name, why in self.unanswered.items() if name in resources]
         version = text(self.value(VERSION), "gitVersion") if self.knows(VERSION) else ""
-        return ClusterState(**lists, gaps=tuple(gaps), server_version=version, source=self.source)
+        gpu_nodes = self.items_or_none(GPU_NODES)
+        return ClusterState(**lists, gpu_nodes=gpu_nodes, gaps=tuple(gaps), server_version=version, source=self.source)
 
     def with_items(self, **changed: Sequence[Wire]) -> "ClusterFacts":
         """The facts with other objects; underscores in the names stand for hyphens of the facts."""
@@ -208,8 +214,7 @@ class ClusterFacts(Struct, frozen=True, kw_only=True, dict=True):
     @cached_property
     def gpu_nodes(self) -> Mapping[str, GpuNodeStatus]:
         """The reports of node processes, by node; empty if the GpuNodes are unreadable."""
-        found = {name_of(item): node_status_of(item) for item in self.items_or_none(GPU_NODES)}
-        return {name: status for name, status in found.items() if status is not None}
+        return statuses_of(self.items_or_none(GPU_NODES))
 
     @property
     def own_slices(self) -> list[Wire]:
@@ -275,6 +280,8 @@ def facts_of_state(state: ClusterState) -> ClusterFacts:
     for name, words in EXTRA.items():
         answers[name] = Unanswered(seen=f"a snapshot has no {words}", fix=_NOT_READ.fix)
     answers[PARTLY_READ] = []
+    if state.gpu_nodes:
+        answers[GPU_NODES] = list(state.gpu_nodes)
     if state.server_version:
         answers[VERSION] = {"gitVersion": state.server_version}
     if state.slices or state.classes:

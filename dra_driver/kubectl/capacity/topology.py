@@ -77,6 +77,7 @@ class TopologyRow(Struct, frozen=True, kw_only=True, rename=camel):
     same_root: Sequence[str] = ()
     rails: Sequence[int] = ()
     state: str
+    taints: Sequence[str]
     claims: Sequence[str]
 
 
@@ -125,6 +126,7 @@ def _row(unit: Sequence[tuple[DeviceRow, Wire]]) -> Iterator[TopologyRow]:
         clique=place.clique,
         rails=(rail,) if isinstance(rail, int) else (),
         state=_state([row for row, _ in unit]),
+        taints=tuple(dict.fromkeys(taint for row, _ in unit for taint in row.taints)),
         claims=tuple(dict.fromkeys(f"{one.namespace}/{one.claim}" for row, _ in unit for one in row.holders or ())),
     )
 

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
-    parser.add_argument("node", metavar="NODE", help="name of the node")
+    parser.add_argument("node", metavar="NODE", help="name of the node; NODE/GPU is one GPU")
     parser.add_argument("--gpu", action="append", default=[], metavar="GPU", help=gpu_help)
     add_request(parser, "10m")
 
@@ -46,6 +46,12 @@ def add_target(parser: argparse.ArgumentParser, gpu_help: str) -> None:
 def add_eviction(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evict", action="store_true", help="evict the pods that use these GPUs")
     parser.add_argument("--force", action="store_true", help="with --evict: also pods without a controller")
+
+
+def node_and_gpus(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
+    """Return the node and the GPUs of ``NODE``, ``node/NODE`` or ``NODE/GPU``, and of ``--gpu``."""
+    node, _, gpu = args.node.removeprefix("node/").partition("/")
+    return node, tuple(filter(None, (gpu, *args.gpu)))
 
 
 def add_request(parser: argparse.ArgumentParser, timeout: str) -> None:
@@ -66,11 +72,12 @@ def add_request(parser: argparse.ArgumentParser, timeout: str) -> None:
 def run(args: argparse.Namespace) -> int:
     if args.force and not args.evict:
         raise ConfigurationError("--force: only with --evict")
+    node, gpus = node_and_gpus(args)
     options = DrainOptions(
-        node=args.node, driver=args.driver, gpus=tuple(args.gpu), evict=args.evict, force=args.force,
+        node=node, driver=args.driver, gpus=gpus, evict=args.evict, force=args.force,
         detach=args.detach, dry_run=args.dry_run,
     )  # fmt: skip
-    report = DrainReport(command="drain", node=args.node, driver=args.driver, dry_run=args.dry_run)
+    report = DrainReport(command="drain", node=node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: drain(api, options, report, limit, say_for(args)))
 

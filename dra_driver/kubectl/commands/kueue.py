@@ -8,7 +8,7 @@ from typing import Final
 import yaml
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.text import printable
+from dra_driver.core.text import counted, printable
 from dra_driver.kubectl.capacity import MAX_MAPPINGS, configuration, queue_objects, quotas_of, stocks_of
 from dra_driver.kubectl.commands.source import add_source, is_unread, state_of, tell_gaps
 
@@ -45,7 +45,9 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(f"{len(stocks)} models need {len(quotas)} mappings; Kueue accepts {MAX_MAPPINGS}")
     for stock in stocks:
         if stock.tainted:
-            print(printable(f"{stock.product}: {stock.tainted} tainted GPUs are not in the quotas"), file=sys.stderr)
+            print(
+                printable(f"{stock.product}: the quotas omit {counted(stock.tainted, 'tainted GPU')}"), file=sys.stderr
+            )
     documents = (
         [configuration(quotas, args.driver)]
         if args.action == "config"

@@ -206,13 +206,15 @@ def is_unread(state: "ClusterState", resource: str) -> bool:
 
 
 def client(kubeconfig: Kubeconfig) -> "RestClient":
-    """Return a client that logs only errors, so that its log does not mix with the output."""
+    """Return a client that waits for slow API servers, and logs only errors, so that its log does not mix with the
+    output."""
     from dra_driver.core.telemetry import logs
     from dra_driver.kube.connection import Connection
-    from dra_driver.kube.rest import RestClient
+    from dra_driver.kube.rest import RestClient, Timeouts
 
     logs.configure("text", "error")
-    return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context))
+    timeouts = Timeouts(read_s=30.0, total_s=60.0)
+    return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context), timeouts=timeouts)
 
 
 OWNERS: Final = {

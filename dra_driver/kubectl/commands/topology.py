@@ -32,7 +32,7 @@ COLUMNS: Final = (
     TableColumn[TopologyRow]("SAME ROOT", lambda row: " ".join(row.same_root)),
     TableColumn[TopologyRow]("RAIL", lambda row: ",".join(map(str, row.rails))),
     TableColumn[TopologyRow]("NVLINK", linked),
-    TableColumn[TopologyRow]("STATE", lambda row: row.state or UNKNOWN),
+    TableColumn[TopologyRow]("STATE", lambda row: f"{row.state or UNKNOWN}{', tainted' if row.taints else ''}"),
     TableColumn[TopologyRow](
         "PRODUCT", lambda row: row.product or f"{row.type or 'device'} of {row.driver}", wide=True
     ),

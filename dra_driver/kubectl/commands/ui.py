@@ -96,7 +96,7 @@ def _serve_visitors(args: argparse.Namespace) -> int:
     logs.configure("text", "info")
     serve_visitors(
         reader_with_tokens(
-            lambda token: RestClient(connect(token), timeouts=Timeouts(total_s=20.0)),
+            lambda token: RestClient(connect(token), timeouts=Timeouts(read_s=20.0, total_s=20.0)),
             lambda api: usage_source.ask_exporters(api, args.driver_namespace),
         ),
         origins=origins_of(args.origin),

@@ -3,7 +3,7 @@
 import argparse
 from typing import Final
 
-from dra_driver.kubectl.commands.drain import add_target, finish, say_for
+from dra_driver.kubectl.commands.drain import add_target, finish, node_and_gpus, say_for
 from dra_driver.kubectl.commands.source import client, kubeconfig_of
 from dra_driver.kubectl.drain import DrainOptions, DrainReport, undrain, wait_at_most
 
@@ -18,7 +18,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    options = DrainOptions(node=args.node, driver=args.driver, gpus=tuple(args.gpu), dry_run=args.dry_run)
-    report = DrainReport(command="undrain", node=args.node, driver=args.driver, dry_run=args.dry_run)
+    node, gpus = node_and_gpus(args)
+    options = DrainOptions(node=node, driver=args.driver, gpus=gpus, dry_run=args.dry_run)
+    report = DrainReport(command="undrain", node=node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
     return finish(args, report, lambda: undrain(api, options, report, limit, say_for(args)))

@@ -132,7 +132,7 @@ def check(scope: Scope, origin_of: Callable[[str], str | None], help_text: str) 
     if own is None:
         return refused(421, f"Unknown host: {help_text}.")
     if origins != [own] and (origins or scope["method"] not in _SAFE):
-        return refused(403, "Requests from other pages are rejected.")
+        return refused(403, "Requests from other pages are rejected. A proxy must pass the Host header unchanged.")
     return None
 
 

@@ -236,9 +236,8 @@ class Pages:
     async def fleet(self, request: Request) -> Response:
         seen, query = self._seen(request), _query(request)
         fleet, use = seen.cluster.fleet, seen.use.gpus if seen.use else {}
-        show, by, order = (request.query_params.get(name, "") for name in ("show", "group", "sort"))
-        measure = request.query_params.get("color", "")
-        measure = measure if measure in MEASURES else "busy" if use else "granted"
+        show, by, order, color = (request.query_params.get(name, "") for name in ("show", "group", "sort", "color"))
+        measure = color if color in MEASURES else "busy" if use else "granted"
         nodes = ordered(matching(shown_nodes(fleet.nodes, use, show), query, _node_texts), use, order)
         is_map = len(nodes) > MAX_NODES_AS_BARS
         return self._page(
@@ -251,13 +250,7 @@ class Pages:
             use_totals=totals_of(use, fleet.nodes),
             faults=seen.cluster.faults,
             # As in the URL: links of the page change one of them.
-            chosen={
-                "q": query,
-                "show": show,
-                "color": request.query_params.get("color", ""),
-                "group": by,
-                "sort": order,
-            },
+            chosen={"q": query, "show": show, "color": color, "group": by, "sort": order},
             measure=measure,
         )
 
@@ -452,7 +445,7 @@ class Pages:
         try:
             fields = await read_form(request, MAX_BYTES)
         except ValueError as error:
-            return self._page(request, "gone.html", status=413, sentence=str(error))
+            return self._page(request, "gone.html", status=413, title="Too large", sentence=str(error))
         text, namespace = fields.get("manifest", ""), fields.get("namespace", "") or "default"
         shown = self._render(request, "what_if.html", text=text, namespace=namespace, asked=True)
         head, _, tail = shown.partition(_SPLIT)
@@ -465,7 +458,7 @@ class Pages:
         return StreamingResponse(self._changes(request), media_type="text/event-stream", headers=headers)
 
     async def missing(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
-        return self._gone(request, "Page not found.")
+        return self._page(request, "gone.html", status=404, title="Not found", sentence="This page does not exist.")
 
     async def broken(self, request: Request, error: Exception) -> Response:  # noqa: ARG002
         return Response(
@@ -509,7 +502,10 @@ class Pages:
         return HTMLResponse(self._render(request, template, **values), status_code=status)
 
     def _gone(self, request: Request, sentence: str) -> Response:
-        return self._page(request, "gone.html", status=404, sentence=sentence)
+        if self._seen(request).reading is None:
+            sentence = "The cluster has not been read yet."
+            return self._page(request, "gone.html", status=503, title="Not read yet", sentence=sentence)
+        return self._page(request, "gone.html", status=404, title="Not found", sentence=sentence)
 
     def _render(self, request: Request, template: str, **values: object) -> str:
         now, seen = datetime.now(UTC), self._seen(request)

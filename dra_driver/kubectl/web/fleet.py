@@ -590,14 +590,22 @@ def _of_gpus(usage: ReportedUsage) -> Sequence[ReportedOverGrant | ReportedUnatt
 def _sentence(found: ReportedOverGrant | ReportedUnattributed | ReportedIdle) -> str:
     if isinstance(found, ReportedOverGrant):
         ends = f"; a pod will be evicted after {found.grace_s} s" if found.action is OverGrantAction.EVICT else ""
-        since = f" since {found.since}" if found.since else ""
-        return f"claim {found.namespace}/{found.claim} uses {found.used} of {found.granted}{since}{ends}"
+        since, amount = f" since {_minute(found.since)}" if found.since else "", [_gib(found.used), _gib(found.granted)]
+        return f"claim {found.namespace}/{found.claim} uses {' of '.join(amount)}{since}{ends}"
     if isinstance(found, ReportedUnattributed):
         count = "1 process belongs" if found.processes == 1 else f"{found.processes} processes belong"
         commands = f" ({', '.join(found.commands)})" if found.commands else ""
-        memory = f" with {found.memory}" if found.memory else ""
-        return f"{count} to no claim{memory}{commands}, since {found.since}"
+        memory = f" with {_gib(found.memory)}" if found.memory else ""
+        return f"{count} to no claim{memory}{commands}, since {_minute(found.since)}"
     ends = (
         f"; its pods will be evicted after {found.after_min} more minutes" if found.action is IdleAction.RECLAIM else ""
     )
-    return f"claim {found.namespace}/{found.claim} has been idle since {found.since}{ends}"
+    return f"claim {found.namespace}/{found.claim} has been idle since {_minute(found.since)}{ends}"
+
+
+def _minute(time: str) -> str:
+    return f"{time[:16].replace('T', ' ')} UTC"
+
+
+def _gib(quantity: str) -> str:
+    return gib(_bytes(quantity)) if _bytes(quantity) else quantity

@@ -1,8 +1,8 @@
 """Read the cluster periodically while a page is open, and keep the last successfully read state.
 
-A `Periodic` reads if a page was requested within the last minute. It pauses for at least three times the read time,
-to limit the load on the API server. After a failure it keeps the last value with a message and the time of the
-first failure.
+A `Periodic` reads if a page was requested within the last minute. It pauses for three times the read time, at most
+a minute, to limit the load on the API server. After a failure it keeps the last value with a message and the time of
+the first failure.
 """
 
 import gc
@@ -10,7 +10,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Final, Generic, Protocol, TypeVar
@@ -18,16 +18,24 @@ from typing import Final, Generic, Protocol, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.config.status import node_status_of
-from dra_driver.core.errors import DraError, ForbiddenError, NotFoundError
+from dra_driver.core.errors import DraError, ForbiddenError
 from dra_driver.core.model.gpu_node import GpuNodeStatus
 from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
-from dra_driver.kube import paths
+from dra_driver.diagnose.doctor.facts import statuses_of
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.shapes import read_all
-from dra_driver.kube.state import KINDS, ClusterState, StateReader, read_cluster, read_in_namespace
+from dra_driver.kube.state import (
+    GPU_NODES,
+    KINDS,
+    QUOTAS,
+    ClusterState,
+    StateReader,
+    read_cluster,
+    read_in_namespace,
+    read_kind,
+)
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter, with_defaults
 from dra_driver.kubectl.usage.quota import ExtendedClass, QuotaRow, ResourceQuota
@@ -259,7 +267,7 @@ class Periodic(Generic[Value]):
         begun = self._clock()
         self.once()
         took = self._clock() - begun
-        self._worker.pause(max(self._interval_s, _REST * took))
+        self._worker.pause(max(self._interval_s, min(_REST * took, VIEWED_S)))
         if self._clock() - self._asked_at <= VIEWED_S:
             return 0.0
         if not self._keeps:
@@ -372,36 +380,14 @@ class LiveSource:
         return replace(found, gaps=tuple(gaps), **own) if own else found
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
-        """Return the GpuNodes' status. Report missing GpuNodes (an older chart) as a gap."""
-        try:
-            items = self._api.list(paths.gpu_nodes())["items"]
-        except NotFoundError:
-            gaps.append("gpunodes: not served by this cluster: health and policies are unknown")
-            return {}
-        except ForbiddenError as error:
-            gaps.append(f"gpunodes: {missing_right(error)}")
-            return {}
-        found = {str(item["metadata"]["name"]): node_status_of(item) for item in items[:MAX_NODES]}
-        return {name: status for name, status in found.items() if status is not None}
+        return statuses_of(read_kind(self._api, GPU_NODES, None, gaps)[:MAX_NODES])
 
     def quotas(self, gaps: list[str]) -> Sequence[object]:
-        """Return the ResourceQuotas. Report missing permission, and an API server without them, as a gap."""
-        try:
-            found: Sequence[object] = self._api.list(paths.resource_quotas())["items"]
-        except NotFoundError:
-            gaps.append("resourcequotas: not served by this cluster")
-            return ()
-        except ForbiddenError as error:
-            gaps.append(f"resourcequotas: {missing_right(error)}")
-            return self._own_quotas()
-        return found
-
-    def _own_quotas(self) -> list[object]:
-        found: list[object] = []
-        for namespace in self._namespaces:
-            with suppress(ForbiddenError, NotFoundError):
-                found += self._api.list(paths.resource_quotas(namespace))["items"]
-        return found
+        number = len(gaps)
+        found = read_kind(self._api, QUOTAS, None, gaps)
+        if len(gaps) == number:
+            return found
+        return [item for each in self._namespaces for item in read_in_namespace(self._api, QUOTAS, each) or ()]
 
 
 class OwnSource(LiveSource):
@@ -454,9 +440,11 @@ class FileSource:
         return self._state
 
     def gpu_nodes(self, gaps: list[str]) -> Mapping[str, GpuNodeStatus]:
-        gaps.append("gpunodes: not in the cluster state file: health and policies are unknown")
-        return {}
+        if not self._state.gpu_nodes:
+            gaps.append("gpunodes: not in the cluster state file: health and policies are unknown")
+        return statuses_of(self._state.gpu_nodes)
 
     def quotas(self, gaps: list[str]) -> Sequence[object]:
-        gaps.append("resourcequotas: not in the cluster state file")
-        return ()
+        if not self._state.quotas:
+            gaps.append("resourcequotas: not in the cluster state file")
+        return self._state.quotas

@@ -103,7 +103,13 @@ def serve(
     with _listening(port) as listening:
         port = listening.getsockname()[1]
         keys = Keys()
-        last_hour = partial(read_past, WINDOW_S, {}) if read_past else tuple
+        past_results = BackgroundResults()
+
+        def last_hour() -> tuple[Sequence[UseSample], str] | None:
+            found = past_results.ask(WINDOW_S, 0, partial(read_past, WINDOW_S, {})) if read_past else None
+            samples = found.value if found and isinstance(found.value, list) else ()
+            return None if read_past and not found else (samples, found.problem if found else "")
+
         sources = PageSources(
             cluster=Periodic(
                 "page-cluster", lambda: read_state(source), interval_s, same=same_cluster, rest=gc_control.sweep
@@ -112,6 +118,7 @@ def serve(
             about=about,
             use=Periodic("page-use", UseHistory(read_use, past=last_hour).read, use_interval_s) if read_use else None,
             past=read_past,
+            past_results=past_results,
             taken=taken,
         )
         app = application(sources, keys, (f"{LOOPBACK}:{port}", f"localhost:{port}"))

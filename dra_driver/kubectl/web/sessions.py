@@ -136,7 +136,7 @@ class Visitors:
 
     async def _answer(self, request: Request) -> ASGIApp:
         path, is_post, bearer = request.url.path, request.method == "POST", _bearer(request)
-        hint = "an administrator lists the address of this page in ui.origins of the chart (--origin)"
+        hint = "list the address of this page in ui.origins of the chart (--origin); a proxy must pass the Host header"
         if (rejected := check(request.scope, self._origin_of, hint)) is not None:
             return rejected
         if path in ("/healthz", "/favicon.ico"):

@@ -11,7 +11,6 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.convert import convert
-from dra_driver.core.errors import DraError
 from dra_driver.kubectl.usage.device_use import MAX_BYTES, ClaimDeviceUse, GpuMemory, UseReport, text
 from dra_driver.kubectl.usage.history import KEY, finite, series_of
 from dra_driver.kubectl.web.rows import Key, Uses, key_of, uses_by_device
@@ -66,23 +65,25 @@ class UseHistory:
         self,
         read: Callable[[], UseReport],
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
-        past: Callable[[], Sequence[UseSample]] = tuple,
+        past: Callable[[], tuple[Sequence[UseSample], str] | None] = lambda: ((), ""),
         max_points: int = MAX_POINTS,
     ) -> None:
-        """``past`` returns earlier samples at the first `read`; it can raise DraError."""
+        """``past`` returns earlier samples with a problem, or None until it has them: a slow Prometheus must not delay
+        current values."""
         self._read = read
-        self._past: Callable[[], Sequence[UseSample]] | None = past
+        self._past: Callable[[], tuple[Sequence[UseSample], str] | None] | None = past
         self._gaps: tuple[str, ...] = ()
         self._now, self._max_points = now, max_points
         self._samples: deque[UseSample] = deque(maxlen=MAX_SAMPLES)
 
     def read(self) -> UseNow:
-        past, self._past = self._past, None
-        try:
-            self._samples.extend(past()[-MAX_SAMPLES:] if past else ())
-        except DraError as error:
-            self._gaps = (f"charts start now: {error}",)
+        if self._past:
+            self._past()  # begins while the exporters answer
         report = self._read()
+        if self._past and (found := self._past()):
+            before = [each for each in found[0] if not self._samples or each.at < self._samples[0].at]
+            self._samples = deque([*before, *self._samples][-MAX_SAMPLES:], maxlen=MAX_SAMPLES)
+            self._gaps, self._past = (f"charts start now: {found[1]}",) if found[1] else (), None
         report = replace(report, gaps=(*self._gaps, *report.gaps)) if self._gaps else report
         uses = uses_by_device(report.uses)
         gpus = {(each.node, each.device): each for each in report.gpus}

@@ -78,6 +78,7 @@ def test_what_is_read_back_gives_the_same_report(tmp_path: Path) -> None:
     again = diagnose(facts, DoctorScope(), clock=time.monotonic)
     assert to_wire(document_of(again))["items"] == before.report["items"]
     assert facts.state().server_version == "v1.36.2"
+    assert facts.state().gpu_nodes == facts.items("gpu-nodes")
     assert bundle.is_bundle(tmp_path / "b.tar.gz")
     assert stat.S_IMODE((tmp_path / "b.tar.gz").stat().st_mode) == 0o600
 

@@ -4,6 +4,7 @@ import itertools
 import threading
 from collections.abc import Callable
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from dra_driver.core.model.gpu_node import (
     ReportedUnattributed,
     ReportedUsage,
 )
+from dra_driver.diagnose.doctor.facts import facts_of_state
 from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state_file import dump, load
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, UseReport
 from dra_driver.kubectl.web.reading import (
     BUILT_BEFORE_SWEEP,
@@ -332,6 +335,27 @@ def test_gpu_nodes_hide_claims_that_the_visitor_cannot_list() -> None:
         for word in ("claim-of-b", "secret-of-b"):
             assert (word not in shown) is is_limited, word
     assert "claim-of-b" not in repr(OwnSource(api, "a").gpu_nodes([]))  # before the first state
+
+
+@pytest.mark.parametrize("name", ["state.json", "state.yaml"])
+def test_snapshot_has_health_policies_and_quotas(tmp_path: Path, name: str) -> None:
+    quota = {
+        "metadata": {"name": "gpus", "namespace": "a"},
+        "spec": {"hard": {"count/resourceclaims.resource.k8s.io": "3"}},
+    }
+    dump(replace(small_state(), gpu_nodes=(busy_node(),), quotas=(quota,)), tmp_path / name)
+    file = load(tmp_path / name)
+    found = read_from(FileSource(file), lambda: NOW)
+    assert [policy.name for policy in found.statuses["n"].policies] == ["p"]
+    assert [row.hard for row in found.quotas] == [3]
+    assert not any(gap.startswith(("gpunodes", "resourcequotas")) for gap in found.gaps)
+    assert list(facts_of_state(file).gpu_nodes) == ["n"]
+
+
+def test_gpu_node_of_any_shape_in_a_file_leaves_the_others(tmp_path: Path) -> None:
+    odd: dict[str, Any] = {"metadata": {"name": "odd"}, "status": [{"gpus": 5}]}
+    dump(replace(small_state(), gpu_nodes=(odd, busy_node())), tmp_path / "state.json")
+    assert list(read_from(FileSource(load(tmp_path / "state.json")), lambda: NOW).statuses) == ["n"]
 
 
 def test_gpus_without_a_prepared_claim_are_the_most_that_can_be_free() -> None:

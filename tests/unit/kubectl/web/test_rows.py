@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.capacity import claims_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse, GpuMemory, UseReport
@@ -164,24 +163,22 @@ def test_charts_begin_with_the_past() -> None:
     calls = itertools.count()
     gpus = {("n", "gpu-0"): GpuMemory(node="n", device="gpu-0", used_bytes=1)}
 
-    def past() -> list[UseSample]:
-        next(calls)
-        return [UseSample(NOW - timedelta(minutes=each), {}, gpus) for each in range(2 * MAX_SAMPLES, 0, -1)]
+    def past() -> tuple[list[UseSample], str] | None:
+        if next(calls) < 2:
+            return None  # a slow Prometheus
+        return [UseSample(NOW - timedelta(minutes=each), {}, gpus) for each in range(2 * MAX_SAMPLES, -3, -1)], ""
 
     history = UseHistory(report, lambda: NOW, past)
-    history.read()
+    assert len(history.read().points_of_gpu("n", "gpu-0")) == 1
     now = history.read()
     points = now.points_of_gpu("n", "gpu-0")
     assert [(point.used_bytes, point.sm_ratio) for point in points[-3:]] == [(1, None), (7, 0.25), (7, 0.25)]
     assert points[-3].at == NOW - timedelta(minutes=1)
-    assert (len(points), next(calls)) == (MAX_SAMPLES, 1)
+    assert (len(points), next(calls)) == (MAX_SAMPLES, 4)
 
 
 def test_charts_start_now_without_prometheus() -> None:
-    def past() -> list[UseSample]:
-        raise ApiUnreachableError("no Prometheus there")
-
-    history = UseHistory(report, lambda: NOW, past)
+    history = UseHistory(report, lambda: NOW, lambda: ((), "no Prometheus there"))
     for _ in range(2):
         now = history.read()
         assert now.report.gaps == ("charts start now: no Prometheus there",)
