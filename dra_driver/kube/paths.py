@@ -91,9 +91,13 @@ def version() -> str:
     return "/version"
 
 
-def workloads(namespace: str) -> str:
+def workloads(namespace: str | None) -> str:
     """Return the path of Kueue's Workloads."""
-    return f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{_segment(namespace)}/workloads"
+    return f"/apis/kueue.x-k8s.io/v1beta2/{f'namespaces/{_segment(namespace)}/' if namespace else ''}workloads"
+
+
+def cluster_queues() -> str:
+    return "/apis/kueue.x-k8s.io/v1beta2/clusterqueues"
 
 
 def _named(collection: str, name: str | None) -> str:

@@ -12,7 +12,7 @@ has it off (`gates`). Everything else has to pass on every version from 1.34 on.
 Environment: E2E_NODE_NAME (this host's node, if it cannot be detected), E2E_KUBELET_ROOT, E2E_CDI_DIR and E2E_STATE_DIR
 (folders of the node process, searched for leftovers), E2E_KUBELET_RESTART (a command that restarts this host's
 kubelet), E2E_NVIDIA_SPECS (a folder with NVIDIA's public test specs), E2E_OLD_PYTHON (see ``test_upgrade.py``),
-NVIDIA_MOCK_ROOTS (see ``test_nvidia_mock.py``).
+NVIDIA_MOCK_ROOTS (see ``test_nvidia_mock.py``), E2E_KUEUE and E2E_AUTOSCALER (binaries of the neighbours).
 """
 
 import os

@@ -18,7 +18,7 @@ from dra_driver.sim.demo.requirements import Requirements, group_examples, read_
 from dra_driver.sim.objects import is_ready
 from tests.e2e.cluster import GONE_S, REACH_S, RealCluster, wait
 from tests.e2e.gates import gates_of
-from tests.fakes.practice import PRACTICE, Wire, job_of, needed_api, objects_of
+from tests.fakes.practice import PRACTICE, Wire, job_of, needed_api, objects_of, pod_specs
 
 PATHS = [path for group in group_examples(PRACTICE).values() for path in group]
 RUN = [path for path in PATHS if path.stem != "quota-on-classes"]
@@ -85,12 +85,6 @@ def with_stand_ins(item: Wire) -> Wire:
         container.pop("workingDir", None)
         container["resources"]["requests"] = {"cpu": "50m", "memory": "64Mi"}
     return found
-
-
-def pod_specs(item: Any) -> list[Wire]:
-    parts = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-    own = [item] if isinstance(item, dict) and isinstance(item.get("containers"), list) else []
-    return own + [found for part in parts for found in pod_specs(part)]
 
 
 @pytest.mark.usefixtures("served")

@@ -14,7 +14,7 @@ from dra_driver.sim.cluster import Cluster
 from dra_driver.sim.demo import demo
 from dra_driver.sim.demo.requirements import ClusterPool, Requirements, group_examples, read_requirements
 from dra_driver.sim.demo.scenario import Scenario
-from tests.fakes.practice import PRACTICE, for_embedded, needed_api
+from tests.fakes.practice import PRACTICE, WORKLOADS, for_embedded, needed_api, without_operators
 from tests.harness.servers import RestClusterClient
 from tests.harness.shown import holds
 from tests.scenario.conftest import NODES, ROOT
@@ -115,3 +115,25 @@ def test_an_example_runs(pool: ClusterPool, path: Path, tmp_path: Path) -> None:
     seen = [observed_devices(container.log) for container in result.containers]
     found = {(len(item.gpus), tuple(part.profile for part in item.partitions)) for item in seen}
     assert found == {SEEN[path.stem]}
+
+
+SMALL = "1 MIG device of profile 1g.10gb"
+WORKLOAD_DEVICES = {  # of each pod template with a claim, in the order of the file
+    "inferenceservice": [SMALL],
+    "jobset": ["1 GPU"],
+    "leaderworkerset": ["2 GPUs"],
+    "llminferenceservice": ["2 GPUs", "1 GPU"],
+    "raycluster": ["1 GPU", SMALL],
+    "trainjob": ["2 GPUs"],
+}
+
+
+@pytest.mark.parametrize("path", WORKLOADS, ids=lambda path: path.stem)
+def test_pods_of_a_workload_example_run(pool: ClusterPool, path: Path, tmp_path: Path) -> None:
+    """A pod of each template of the operator's objects; no operator runs here."""
+    cluster = pool.cluster(read_requirements(path))
+    reduced = tmp_path / path.name
+    reduced.write_text(without_operators(path, WORKLOAD_DEVICES[path.stem]), encoding="utf-8")
+    scenario = Scenario(cluster.client, leftovers=cluster.leftovers, reach_s=30.0, delete_s=30.0)
+    result = scenario.run(reduced, namespace=f"w-{path.stem}")
+    assert result.problem is None

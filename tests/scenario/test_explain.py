@@ -48,6 +48,18 @@ def wait_rejected(cluster: Cluster, pods: Pods, name: str) -> None:
     cluster.wait(waiting, TIMEOUT_S, f"the scheduler to reject {name}")
 
 
+def post_autoscaler_event(cluster: Cluster, namespace: str, pod: str) -> None:
+    """A Normal event, as cluster-autoscaler 1.36 writes it (tests/e2e/test_autoscaler.py)."""
+    event = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{pod}.1"}, "type": "Normal",
+        "reason": "NotTriggerScaleUp", "message": "pod didn't trigger scale-up",
+        "reportingComponent": "cluster-autoscaler",
+        "involvedObject": {"kind": "Pod", "name": pod, "namespace": namespace},
+    }  # fmt: skip
+    rest = RestClient(Connection.load(str(cluster.kubeconfig)))
+    rest.create(f"/api/v1/namespaces/{namespace}/events", event)
+
+
 def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_free(
     cluster: Cluster, namespace: str, pods: Pods
 ) -> None:
@@ -57,7 +69,9 @@ def test_a_pod_that_waits_for_a_gpu_in_use_is_explained_and_starts_when_it_is_fr
     pods.wait_ready("one", "two")
     pods.create("three", template=template)
     wait_rejected(cluster, pods, "three")
+    post_autoscaler_event(cluster, namespace, "three")
     found = explained(cluster, "pod/three", "-n", namespace)
+    assert any(note.endswith("pod didn't trigger scale-up (docs/autoscalers.md)") for note in found["notes"])
     assert found["verdict"]["answer"] == "cannotFit"
     assert "2 devices match request gpu: 2 in use" in found["verdict"]["sentence"]
     assert found["scheduler"].startswith("0/2 nodes are available")

@@ -14,6 +14,7 @@ from dra_driver.kube.state_file import dump
 from dra_driver.kubectl.capacity import quotas_of, stocks_of
 from dra_driver.kubectl.capacity.kueue import ModelStock
 from dra_driver.kubectl.commands.kubectl import main
+from tests.scenario.conftest import ROOT
 
 DRIVER = "gpu.nvidia.com"
 SHARES = """\
@@ -98,6 +99,19 @@ def test_each_model_has_own_classes_and_one_queue(tmp_path: Path, capsys: pytest
         "gpu.nvidia.com/nvidia-l4-gpus": "2",
     }
     assert [each["name"] for each in group["flavors"][0]["resources"]] == group["coveredResources"]
+
+
+def test_the_extended_resource_of_the_default_class_has_a_quota(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Kueue charges pods with `nvidia.com/gpu` under that name, because no mapping has the class."""
+    classes = list(yaml.safe_load_all((ROOT / "deploy/base/deviceclasses.yaml").read_text()))
+    state = with_objects(ClusterState(), [*published("2xh100-sxm5-80gb", "a", tmp_path, capsys), *classes])
+    dump(state, tmp_path / "state.json")
+    assert main(["kueue", "queues", "--cluster-state", str(tmp_path / "state.json")]) == 0
+    (queue,) = (each for each in yaml.safe_load_all(capsys.readouterr().out) if each["kind"] == "ClusterQueue")
+    (group,) = queue["spec"]["resourceGroups"]
+    assert {"name": "nvidia.com/gpu", "nominalQuota": "2"} in group["flavors"][0]["resources"]
 
 
 def test_long_names_of_models_stay_apart() -> None:

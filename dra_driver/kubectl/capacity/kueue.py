@@ -14,9 +14,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+import yaml
 from msgspec import Struct, field
 
 from dra_driver.core.quantity import Format, Quantity
+from dra_driver.core.text import listed
 from dra_driver.kube.devices import Wire, newest_slices
 from dra_driver.kube.published import MEMORY, names
 from dra_driver.kube.state import ClusterState
@@ -25,7 +27,6 @@ from dra_driver.scheduler.allocation import nano
 
 QUEUE: Final = "gpus"
 """The name of the ResourceFlavor, the ClusterQueue and each LocalQueue."""
-MAX_MAPPINGS: Final = 16
 _GATE: Final = "KueueDRAIntegrationConsumableCapacity"
 _WORD: Final = re.compile(r"[^a-z0-9]+")
 _MAX_SLUG: Final = 40  # the names of quotas have at most 63 characters
@@ -152,12 +153,32 @@ def configuration(quotas: Sequence[Quota], driver: str) -> dict[str, object]:
     }
 
 
+def drift(text: str, slices: Sequence[Wire], driver: str) -> str:
+    """Return how the mappings of Kueue's Configuration differ from `configuration` for these slices, "" if they do not
+    or if none is about the driver. Raises YAMLError."""
+    read = yaml.safe_load(text) or {}
+    mappings = (read.get("resources") or {}).get("deviceClassMappings") or ()
+    known = {each.get("name"): each for each in mappings if str(each.get("name")).startswith(f"{driver}/")}
+    wanted = {
+        quota.name: quota.mapping(driver) for stock in stocks_of(slices, driver) for quota in quotas_of(stock, driver)
+    }
+    parts = {
+        "without a mapping": sorted(wanted.keys() - known.keys()),
+        "of no published device": sorted(known.keys() - wanted.keys()),
+        "with other classes or sources": sorted(n for n in known.keys() & wanted.keys() if known[n] != wanted[n]),
+    }
+    return "; ".join(f"{what}: {listed(names)}" for what, names in parts.items() if names) if known else ""
+
+
 def queue_objects(
     state: ClusterState, stocks: Sequence[ModelStock], quotas: Sequence[Quota], driver: str, namespace: str
 ) -> list[dict[str, object]]:
-    """Return the classes of each model, a flavor, a ClusterQueue with the quotas and the CPU and memory of the nodes
-    that publish devices, and a LocalQueue in ``namespace`` unless it is empty."""
+    """Return the classes of each model, a flavor, a ClusterQueue with the quotas, the CPU and memory of the nodes that
+    publish devices, and whole GPUs as extended resource, and a LocalQueue in ``namespace`` unless it is empty."""
     covered = {**_node_amounts(state, driver), **{quota.name: quota.amount for quota in quotas}}
+    own = next((each.get("spec") or {} for each in state.classes if each["metadata"].get("name") == driver), {})
+    if extended := own.get("extendedResourceName"):  # Kueue charges it by number, because no mapping has this class
+        covered[str(extended)] = str(sum(stock.whole for stock in stocks))
     resources = [{"name": name, "nominalQuota": amount} for name, amount in covered.items()]
     group = {"coveredResources": [*covered], "flavors": [{"name": QUEUE, "resources": resources}]}
     named = {name for quota in quotas for name in quota.classes}

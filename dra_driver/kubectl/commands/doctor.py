@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from dra_driver.core.command_line.main import interrupt_once
-from dra_driver.core.errors import ConfigurationError, DraError
+from dra_driver.core.errors import ConfigurationError, DraError, KubernetesApiError, NotFoundError
 from dra_driver.core.text import printable
 from dra_driver.kubectl.commands.listing import add_output, duration, print_document, print_text
 from dra_driver.kubectl.commands.source import (
@@ -22,6 +22,8 @@ from dra_driver.kubectl.commands.source import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dra_driver.core.finding import Finding
     from dra_driver.diagnose.doctor.cluster import DoctorScope
     from dra_driver.diagnose.doctor.facts import ClusterFacts
@@ -102,6 +104,8 @@ def run(args: argparse.Namespace) -> int:
     facts, took_s = facts_of(args)
     report = diagnose(facts, scope, clock=time.monotonic, took_s=took_s)
     explained = _explained(facts, scope) if scope.kind in ("pod", "claim") else None
+    if scope.kind == "cluster" and not args.snapshot:
+        report = replace(report, findings=by_layer((*report.findings, *_of_kueue(args, facts))))
     if args.on_node:
         report = merged(report.target, [report, report_of_node(args, scope)])
     if explained is not None:
@@ -168,6 +172,35 @@ def _explained(facts: "ClusterFacts", scope: "DoctorScope") -> "tuple[Finding, s
         fix="" if good else f"kubectl dra explain {scope.kind}/{scope.name} -n {scope.namespace} lists the devices.",
     )
     return finding, render(answer), answer
+
+
+def _of_kueue(args: argparse.Namespace, facts: "ClusterFacts") -> "Iterator[Finding]":
+    """Yield warnings about Kueue's mappings, and about Workloads that wait for another reason than quota."""
+    import yaml
+
+    from dra_driver.core.finding import Layer, warn
+    from dra_driver.kube import paths
+    from dra_driver.kubectl.capacity import drift
+    from dra_driver.kubectl.commands.source import client
+    from dra_driver.kubectl.explain import FIX_MAPPINGS, misconfigured
+
+    api, found = client(kubeconfig_of(args)), []
+    try:
+        for cause, others in misconfigured(api.list(paths.workloads(None))["items"]):
+            found.append((f"{cause.object}{f' and {others} more' if others else ''}: {cause.message}", cause.fix))
+        data = api.get("/api/v1/namespaces/kueue-system/configmaps/kueue-manager-config").get("data") or {}
+        slices = facts.items("slices") if facts.knows("slices") else ()
+        seen = [drift(text, slices, driver) for text in data.values() for driver in facts.driver_names if slices]
+        found += [(f"mappings of Kueue's Configuration: {each}", FIX_MAPPINGS) for each in filter(None, seen)]
+    except NotFoundError:  # without Kueue, or installed in another way
+        pass
+    except (KubernetesApiError, yaml.YAMLError, AttributeError) as error:
+        print(f"note: Kueue is not checked: {printable(str(error))}", file=sys.stderr)
+    for what, fix in found:
+        expected = "mappings and jobs that match the published devices"
+        yield replace(
+            warn(what, expected, f"{fix[0].upper()}{fix[1:]}.", "cluster", layer=Layer.WORKLOAD), check="kueue"
+        )
 
 
 def add_driver_namespace(parser: argparse.ArgumentParser) -> None:

@@ -21,7 +21,7 @@ Free a node's GPUs for a driver upgrade, a reset or a reboot:
   4. wait until no claim uses them
   5. for a whole node, or with --detach, wait until the node process has closed the NVIDIA driver
 
-The node is not cordoned: other pods keep running. The command can be interrupted and repeated.
+Without --cordon, other pods can still start on the node. The command can be interrupted and repeated.
 """
 _DRIVER: Final = "gpu.nvidia.com"
 _LONGEST_S: Final = 7 * 86_400.0
@@ -30,6 +30,11 @@ _LONGEST_S: Final = 7 * 86_400.0
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_target(parser, "drain only this GPU: UUID or name such as gpu-3; repeatable (default: all)")
     add_eviction(parser)
+    parser.add_argument(
+        "--cordon",
+        action="store_true",
+        help="cordon the node first, so that the cluster autoscaler does not assume drained GPUs on new nodes",
+    )
     parser.add_argument(
         "--detach",
         action=argparse.BooleanOptionalAction,
@@ -75,7 +80,7 @@ def run(args: argparse.Namespace) -> int:
     node, gpus = node_and_gpus(args)
     options = DrainOptions(
         node=node, driver=args.driver, gpus=gpus, evict=args.evict, force=args.force,
-        detach=args.detach, dry_run=args.dry_run,
+        detach=args.detach, dry_run=args.dry_run, cordon=args.cordon,
     )  # fmt: skip
     report = DrainReport(command="drain", node=node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)

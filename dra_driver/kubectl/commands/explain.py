@@ -6,6 +6,7 @@ Exit status: 0 when everything fits, runs or has finished, 1 otherwise.
 import argparse
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Final
 
 from msgspec.structs import replace
@@ -114,7 +115,7 @@ def _explainer(args: argparse.Namespace, state: ClusterState) -> Callable[..., E
 def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanation]:
     targets = source.targets_of(args.target, *_KINDS, default="pod")
     namespace = namespace_of(args)
-    state = _with_workloads(args, state_of(args, namespace=namespace), namespace)
+    state = _with_neighbours(args, state_of(args, namespace=namespace), namespace)
     progress.say(_EXPLAINING)
     explainer = _explainer(args, state)
     reports: list[Explanation] = []
@@ -134,12 +135,16 @@ def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanatio
     )
 
 
-def _with_workloads(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:
-    """Return the state with Kueue's Workloads of the namespace, unless they cannot be read."""
+def _with_neighbours(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:
+    """Return the state with Kueue's Workloads and the cluster autoscaler's events of the namespace, if readable."""
     if args.cluster_state:
         return state
+    api = source.client(source.kubeconfig_of(args))
+    with suppress(KubernetesApiError):  # unreadable events are a gap already
+        scaling = api.list(paths.events(namespace), {"fieldSelector": "reportingComponent=cluster-autoscaler"})["items"]
+        state = replace(state, events=[*state.events, *scaling])
     try:
-        found = source.client(source.kubeconfig_of(args)).list(paths.workloads(namespace))["items"]
+        found = api.list(paths.workloads(namespace))["items"]
     except NotFoundError:  # without Kueue
         return state
     except KubernetesApiError as error:

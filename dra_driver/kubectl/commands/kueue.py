@@ -9,9 +9,10 @@ import yaml
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import counted, printable
-from dra_driver.kubectl.capacity import MAX_MAPPINGS, configuration, queue_objects, quotas_of, stocks_of
+from dra_driver.kubectl.capacity import configuration, queue_objects, quotas_of, stocks_of
 from dra_driver.kubectl.commands.source import add_source, is_unread, state_of, tell_gaps
 
+_MAX_MAPPINGS: Final = 16
 DESCRIPTION: Final = """\
 Print objects for Kueue 0.19 from the devices that nodes publish now.
 
@@ -34,15 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the objects. Raises ConfigurationError without devices and for more models than Kueue can map."""
-    state = state_of(args, only=("slices", "nodes"))
+    state = state_of(args, only=("slices", "nodes", "classes"))
     tell_gaps(state.gaps)
     stocks = stocks_of(state.slices, args.driver)
     quotas = [quota for stock in stocks for quota in quotas_of(stock, args.driver)]
     if not quotas:
         cause = "resource slices cannot be read" if is_unread(state, "resourceslices") else "no node publishes a device"
         raise ConfigurationError(f"{cause} of driver {args.driver}")
-    if len(quotas) > MAX_MAPPINGS:
-        raise ConfigurationError(f"{len(stocks)} models need {len(quotas)} mappings; Kueue accepts {MAX_MAPPINGS}")
+    if len(quotas) > _MAX_MAPPINGS:
+        raise ConfigurationError(f"{len(stocks)} models need {len(quotas)} mappings; Kueue accepts {_MAX_MAPPINGS}")
     for stock in stocks:
         if stock.tainted:
             print(

@@ -7,8 +7,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.command_line.table import TableColumn
-from dra_driver.core.errors import NotFoundError
+from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.text import gib, printable
 from dra_driver.kube import paths
+from dra_driver.kube.objects.resource import DeviceClass
 from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.idle import add_idle_for
@@ -24,15 +26,16 @@ if TYPE_CHECKING:
 
 DESCRIPTION: Final = """\
 Show each namespace's ResourceQuotas for devices and claims: limit, use (Kubernetes counts requests, not allocations)
-and rest. --idle counts the devices of idle claims. Classes in use without a quota are listed as "no limit".
+and rest; and quotas of Kueue for devices. --idle counts the devices of idle claims. Classes in use without a quota
+are listed as "no limit".
 """
 _WINDOW_S: Final = 86_400
 COLUMNS: Final = (
     TableColumn[QuotaRow]("QUOTA", lambda row: row.quota),
     TableColumn[QuotaRow]("LIMIT OF", lambda row: row.device_class or row.limit),
-    TableColumn[QuotaRow]("HARD", lambda row: number(row.hard) if row.quota else "no limit"),
-    TableColumn[QuotaRow]("USED", lambda row: number(row.used)),
-    TableColumn[QuotaRow]("LEFT", lambda row: number(row.left) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("HARD", lambda row: _amount(row, row.hard) if row.quota else "no limit"),
+    TableColumn[QuotaRow]("USED", lambda row: _amount(row, row.used)),
+    TableColumn[QuotaRow]("LEFT", lambda row: _amount(row, row.left) if row.quota else "no limit"),
     TableColumn[QuotaRow]("IDLE", lambda row: "" if row.idle is None else str(row.idle)),
 )
 
@@ -68,12 +71,13 @@ def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:
     items = selected(args.selector, _quotas(api, namespace))
     quotas = read_all(quota.ResourceQuota, items, note_of("ResourceQuota"))
     claims = read_all(CountedClaim, api.list(paths.resource_claims(namespace))["items"], note_of("ResourceClaim"))
-    classes = read_all(quota.ExtendedClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
+    classes = read_all(DeviceClass, api.list(paths.device_classes())["items"], note_of("DeviceClass"))
     extended = (each.spec.extended_resource_name for each in classes)
     idle = _idle(args, claims) if args.idle else None
     rows = quota.rows(quotas, filter(None, extended), idle)
     if args.selector:
         return rows
+    rows += _kueue_rows(api)
     if len(quotas) < len(items):
         print("note: unlimited classes are not listed: some quotas are unreadable", file=sys.stderr)
         return rows
@@ -89,6 +93,20 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[dict[str, obje
     return found
 
 
+def _kueue_rows(api: "RestClient") -> list[QuotaRow]:
+    try:
+        return quota.queue_rows(api.list(paths.cluster_queues())["items"])
+    except NotFoundError:  # without Kueue
+        return []
+    except KubernetesApiError as error:
+        print(f"note: quotas of Kueue are not listed: {printable(str(error))}", file=sys.stderr)
+        return []
+
+
+def _amount(row: QuotaRow, value: int | None) -> str:
+    return gib(value) if row.limit.endswith("memory") else number(value)
+
+
 def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[tuple[str, str]]:
     report = usage_source.read_use(args, _WINDOW_S)
     usage_source.tell_source(report)
@@ -98,7 +116,7 @@ def _idle(args: argparse.Namespace, claims: Sequence[CountedClaim]) -> Counter[t
     if not report.uses:
         print("note: no usage data for any claim, so none counts as idle", file=sys.stderr)
     return Counter(
-        (claim.metadata.namespace, name)
+        (str(claim.metadata.namespace), name)
         for claim in claims
         if (claim.metadata.namespace, claim.metadata.name) in idle
         for name in quota.classes_held(claim)

@@ -15,6 +15,7 @@ from dra_driver.core.model.drain import DETACH_ANNOTATION, DRAIN_ANNOTATION, MAX
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.request_rights import AccessRight
 from dra_driver.core.text import counted
+from dra_driver.kube import paths
 from dra_driver.kube.evictions import Creator, causes_text, create_eviction
 from dra_driver.kube.node_annotation import Annotations, NodeApi, change_annotation, node_metadata
 from dra_driver.kube.rights import missing
@@ -41,6 +42,7 @@ class DrainOptions(Struct, frozen=True, kw_only=True):
     force: bool = False
     detach: bool | None = None
     dry_run: bool = False
+    cordon: bool = False
 
     @property
     def detaches(self) -> bool:
@@ -93,6 +95,9 @@ class DrainRun:
         if self._options.dry_run:
             self._preview(holders)
             return False
+        if self._options.cordon:  # before the taint: the cluster autoscaler copies schedulable nodes
+            self._api.merge_patch(paths.node(node), {"spec": {"unschedulable": True}})
+            self._say(f"node {node}: cordoned")
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
         self._say(f"node {node}: annotation {DRAIN_ANNOTATION}={text}{'' if changed else ' (unchanged)'}")
@@ -226,7 +231,8 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
             "the node process keeps all GPUs of its node open: for a reset or unload, repeat with --detach "
             "(docs/upgrade-and-drain.md)"
         )
-    return [*found, f"afterwards: {report.undo}"]
+    uncordon = f", then kubectl uncordon {options.node}" if options.cordon else ""
+    return [*found, f"afterwards: {report.undo}{uncordon}"]
 
 
 def undrain(api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:

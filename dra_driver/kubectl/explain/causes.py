@@ -398,6 +398,13 @@ def several_shares(state: ClusterState, subject: Subject) -> Iterator[str]:
             )
 
 
+def autoscaler_note(state: ClusterState, pod: Wire | None) -> Iterator[str]:
+    """Yield the cluster autoscaler's newest event about a waiting pod: it adds a node, or none would help."""
+    if event := _latest_event(state, pod or {}, ("TriggeredScaleUp", "NotTriggerScaleUp")):
+        more = " (docs/autoscalers.md)" if event["reason"] == "NotTriggerScaleUp" else ""
+        yield f"cluster autoscaler, {event.get('lastTimestamp')}: {str(event.get('message') or '')[:_MAX_TEXT]}{more}"
+
+
 def _select_shared(selectors: Sequence[str], state: ClusterState) -> bool:
     """Return whether the selectors of a class name shared devices and select a published one."""
     return any("allowMultipleAllocations" in text for text in selectors) and any(
@@ -471,7 +478,7 @@ def causes_on_node(state: ClusterState, subject: Subject) -> Iterator[Cause]:
             yield claim.problem
         elif claim.claim is not None and claim.exists:
             yield from _causes_of_placed_claim(state, pod, node, claim.claim)
-    event = _latest_prepare_event(state, pod)
+    event = _latest_event(state, pod, _PREPARE_REASONS)
     if event is not None:
         yield Cause(
             code=CauseCode.PREPARE_FAILING,
@@ -517,14 +524,14 @@ def _causes_of_placed_claim(state: ClusterState, pod: Wire, node: str, claim: Wi
         )
 
 
-def _latest_prepare_event(state: ClusterState, pod: Wire) -> Wire | None:
-    """Return the newest event about preparing the pod's claims; matched by UID if the pod has one."""
+def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wire | None:
+    """Return the newest event with one of these reasons about the pod; matched by UID if the pod has one."""
     found = []
     for event in state.events:
         about: Wire = event.get("involvedObject") or {}
         same = about.get("name") == name_of(pod) and about.get("namespace", "default") == namespace_of(pod)
         own = not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod))
-        if same and own and event.get("reason") in _PREPARE_REASONS:
+        if same and own and event.get("reason") in reasons:
             found.append(event)
     times = ("lastTimestamp", "eventTime", "firstTimestamp")  # RFC 3339 in UTC compares as text
     return max(found, key=lambda event: next((str(event[name]) for name in times if event.get(name)), ""), default=None)

@@ -16,6 +16,7 @@ from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, scheduler_message, several_shares
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
+from dra_driver.kubectl.explain.queueing import admitted
 from dra_driver.kubectl.explain.rails import with_rails
 from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
@@ -227,6 +228,8 @@ class _Explainer:
         self._notes: list[str] = [
             *gaps_that_matter(state, subject.pod),
             *several_shares(state, subject),
+            *filter(None, [admitted(state.workloads, subject.pod) if subject.pod else ""]),
+            *other.autoscaler_note(state, subject.pod),
         ]
         self._evaluation: Evaluation | None = None
         self._requests_by_claims: dict[tuple[str, ...], list[RequestSpec]] = {}

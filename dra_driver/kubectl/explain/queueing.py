@@ -11,16 +11,17 @@ from dra_driver.kubectl.explain.subject import name_of, spec_of, status_of
 Wire = Mapping[str, Any]
 GATE: Final = "kueue.x-k8s.io/admission"
 """The scheduling gate of a pod that Kueue has not admitted."""
-_CONFIG: Final = "merge the mappings of `kubectl dra kueue config` into Kueue's Configuration, and restart Kueue"
+FIX_MAPPINGS: Final = "merge the mappings of `kubectl dra kueue config` into Kueue's Configuration, and restart Kueue"
 _FIXES: Final = (
     ("does not support use of resource claims", "name a ResourceClaimTemplate: Kueue cannot queue a shared claim"),
-    ("is not mapped in DRA configuration", f"use a class of `kubectl dra kueue queues`, or {_CONFIG}"),
+    ("feature gate is not enabled", "enable the gate in featureGates of Kueue's Configuration, and restart Kueue"),
+    ("is not mapped in DRA configuration", f"use a class of `kubectl dra kueue queues`, or {FIX_MAPPINGS}"),
     ("FirstAvailable device selection", "request one kind of device with exactly"),
     ("AllocationMode 'All'", "request a count"),
     ("failed to get claim spec", "create the ResourceClaimTemplate"),
     ("insufficient matching devices", "not a quota: too few published devices match; kubectl dra explain -f FILE"),
-    ("no consumesCounters entry", f"the GPUs have no MIG placements: {_CONFIG}"),
-    ("no capacity dimension", f"the GPUs are not shared: {_CONFIG}"),
+    ("no consumesCounters entry", f"the GPUs have no MIG placements: {FIX_MAPPINGS}"),
+    ("no capacity dimension", f"the GPUs are not shared: {FIX_MAPPINGS}"),
     ("cannot be satisfied by any matched device", "request less: no published GPU offers this amount"),
     ("sources configured", "name a ResourceClaimTemplate: an extended resource cannot use a mapping with sources"),
     ("maximum capacity", "Kueue can never admit it: request less, or raise nominalQuota of the ClusterQueue"),
@@ -30,6 +31,7 @@ _FIXES: Final = (
     ("untolerated taint", "tolerate the taint of the ResourceFlavor"),
 )
 """Parts of Kueue's messages, and the next steps."""
+_LASTING: Final = frozenset(fix for part, fix in _FIXES if part != "insufficient unused quota")
 
 
 def workload_of(workloads: Iterable[Wire], kind: str, name: str) -> Wire | None:
@@ -41,6 +43,15 @@ def workload_of(workloads: Iterable[Wire], kind: str, name: str) -> Wire | None:
         if (str(owner.get("kind")).lower(), owner.get("name")) == (kind, name)
     ]
     return max(found, key=lambda item: str(item["metadata"].get("creationTimestamp")), default=None)
+
+
+def misconfigured(workloads: Iterable[Wire]) -> list[tuple[Cause, int]]:
+    """Return the reasons of Workloads that wait for more than free quota: an example, and the number of others."""
+    causes: dict[str, list[Cause]] = {}
+    for workload in workloads:
+        if (cause := held_back(workload)) and cause.fix in _LASTING:
+            causes.setdefault(cause.fix, []).append(cause)
+    return [(found[0], len(found) - 1) for found in causes.values()]
 
 
 def held_back(workload: Wire) -> Cause | None:
@@ -55,16 +66,31 @@ def held_back(workload: Wire) -> Cause | None:
         message = f"preempted: {one_line(str(preempted.get('message')))}; {message}"
     fix = next((fix for part, fix in _FIXES if part in message), "")
     queue = spec_of(workload).get("queueName") or "unknown"
-    charged = _charged(status_of(workload).get("resourceRequests") or ())
+    charged = _charged(status_of(workload).get("resourceRequests") or (), "resources")
     return Cause(
         code=CauseCode.QUEUED,
-        message=f"Kueue has not admitted it (queue {queue}{f', charge {charged}' if charged else ''}): {message}",
+        message=f"Kueue has not admitted it (queue {queue}{charged}): {message}",
         fix=fix or f"kubectl describe workload {name_of(workload)}",
         object=f"workload/{name_of(workload)}",
     )
 
 
-def _charged(pod_sets: Sequence[Wire]) -> str:
-    return ", ".join(
-        f"{name}={amount}" for each in pod_sets for name, amount in sorted((each.get("resources") or {}).items())
+def admitted(workloads: Sequence[Wire], pod: Wire) -> str:
+    """Return a note for a pod that has no node although Kueue has admitted its workload, else ""."""
+    owners = (
+        (str(each.get("kind")).lower(), each.get("name")) for each in pod["metadata"].get("ownerReferences") or ()
     )
+    for kind, name in (("pod", name_of(pod)), *owners):
+        found = workload_of(workloads, kind, str(name))
+        if found and not held_back(found):
+            charged = _charged(
+                (status_of(found).get("admission") or {}).get("podSetAssignments") or (), "resourceUsage"
+            )
+            queue = spec_of(found).get("queueName")
+            return f"Kueue has admitted it (queue {queue}{charged}): it waits for the scheduler, not for quota"
+    return ""
+
+
+def _charged(pod_sets: Sequence[Wire], field: str) -> str:
+    amounts = [f"{name}={amount}" for each in pod_sets for name, amount in sorted((each.get(field) or {}).items())]
+    return f", charge {', '.join(amounts)}" if amounts else ""

@@ -1,4 +1,4 @@
-"""Rules DRA010 to DRA022 and DRA031 for expressions: syntax, names, types, and the known devices that match.
+"""Rules DRA010 to DRA023 and DRA031 for expressions: syntax, names, types, and the known devices that match.
 
 Expressions are evaluated by the scheduler's rules on devices of the catalog, of the cluster, and on one device of an
 unknown driver."""
@@ -120,6 +120,10 @@ class SelectorChecker:
         have = self._tables.get((reference.table, reference.domain), {}).get(reference.name)
         if reference.table != "attributes" or not have:
             return
+        if reference.name in ("uuid", "parentUUID"):
+            message = "a cluster autoscaler copies UUIDs, and adds nodes without end for a GPU in use"
+            hint = "for a single node, use spec.nodeSelector of the pod (docs/autoscalers.md)"
+            self._reporter.add("DRA023", item.spot, message, hint=hint, offset=comparison.offset)
         for constant in comparison.constants:
             want = _TYPE_OF.get(type(constant))
             if want is None or want == have:

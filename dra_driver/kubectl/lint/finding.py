@@ -57,6 +57,7 @@ _ALL: Final[tuple[tuple[str, str, Severity, str], ...]] = (
     ("DRA020", "unknown-driver", "warning", "Unknown driver name."),
     ("DRA021", "invalid-constant", "error", "The constant is not a valid quantity or version."),
     ("DRA022", "younger-function", "warning", "Not every supported version of Kubernetes has the function."),
+    ("DRA023", "single-gpu", "info", "The expression selects one GPU, which no new node has."),
     # Classes, claims and templates
     ("DRA030", "unknown-class", "info", "The DeviceClass is not defined in the input."),
     ("DRA031", "all-over-32", "warning", "More devices match allocationMode All than a claim can have."),

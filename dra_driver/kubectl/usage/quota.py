@@ -7,11 +7,13 @@ pkg/quota/v1/evaluator/core/resource_claims.go.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, field
 
 from dra_driver.core.document import JsonDocument, camel
+from dra_driver.kube.devices import HeldClaim
+from dra_driver.kube.objects.resource import DeviceClaim, ResourceClaimSpec
 from dra_driver.kube.shapes import MetadataPart
 from dra_driver.kubectl.usage.device_use import amount_in, text
 
@@ -34,61 +36,16 @@ class ResourceQuota(Struct, frozen=True):
     status: QuotaStatus = QuotaStatus()
 
 
-class _Class(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    device_class_name: str = ""
+class CountedClaim(HeldClaim, frozen=True, kw_only=True):
+    """A claim with its devices and their classes."""
 
-
-class _Request(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    exactly: _Class | None = None
-    first_available: tuple[_Class, ...] = ()
-
-
-class _Requests(Struct, frozen=True):
-    requests: tuple[_Request, ...] = ()
-
-
-class _ClaimSpec(Struct, frozen=True):
-    devices: _Requests = _Requests()
-
-
-class _Result(Struct, frozen=True, rename="camel"):
-    request: str = ""
-    admin_access: bool = False
-
-
-class _Results(Struct, frozen=True):
-    results: tuple[_Result, ...] = ()
-
-
-class _Allocation(Struct, frozen=True):
-    devices: _Results = _Results()
-
-
-class _ClaimStatus(Struct, frozen=True):
-    allocation: _Allocation = _Allocation()
-
-
-class CountedClaim(Struct, frozen=True):
-    """Subset of a ResourceClaim: its devices and their classes."""
-
-    metadata: MetadataPart = MetadataPart()
-    spec: _ClaimSpec = _ClaimSpec()
-    status: _ClaimStatus = _ClaimStatus()
-
-
-class _ClassSpec(Struct, frozen=True, rename="camel"):
-    extended_resource_name: str = ""
-
-
-class ExtendedClass(Struct, frozen=True):
-    spec: _ClassSpec = _ClassSpec()
+    spec: ResourceClaimSpec = ResourceClaimSpec()
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True, rename=camel):
     """One limit of one quota; ``quota`` is "" and ``hard`` None for a class without a limit. ``used`` is None until
-    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown."""
+    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown. A quota of Kueue
+    is ``clusterqueue/NAME``, its ``used`` the reserved part, and memory in bytes."""
 
     namespace: str
     quota: str = ""
@@ -133,6 +90,30 @@ def rows(
     return sorted(found, key=lambda row: (row.namespace, row.quota, row.limit))
 
 
+def queue_rows(queues: Iterable[Mapping[str, Any]]) -> list[QuotaRow]:
+    """Return the quotas for devices (qualified names) of Kueue's ClusterQueues, and the reserved parts."""
+    found = []
+    for queue in queues:
+        groups = (queue.get("spec") or {}).get("resourceGroups") or ()
+        hard = _sums([flavor for group in groups for flavor in group["flavors"]], "nominalQuota")
+        used = _sums((queue.get("status") or {}).get("flavorsReservation") or (), "total")
+        name = f"clusterqueue/{text(queue['metadata']['name'])}"
+        for limit in sorted(each for each in hard if "/" in each):
+            amounts = hard[limit], used.get(limit)
+            left = None if amounts[1] is None else max(0, amounts[0] - amounts[1])
+            found.append(
+                QuotaRow(namespace="", quota=name, limit=text(limit), hard=amounts[0], used=amounts[1], left=left)
+            )
+    return found
+
+
+def _sums(flavors: Iterable[Mapping[str, Any]], field: str) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for each in (each for flavor in flavors for each in flavor.get("resources") or ()):
+        found[str(each["name"])] += amount_in(each.get(field)) or 0
+    return found
+
+
 def unlimited(claims: Iterable[CountedClaim], found: Sequence[QuotaRow]) -> list[QuotaRow]:
     """Return the unlimited classes with devices in a namespace, sorted."""
     limited = {(row.namespace, row.device_class) for row in found}
@@ -152,11 +133,7 @@ def classes_held(claim: CountedClaim) -> list[str]:
     Devices of an alternative name ``request/alternative``.
     """
     classes: dict[str, str] = {}
-    for request in claim.spec.devices.requests:
+    for request in (claim.spec.devices or DeviceClaim()).requests:
         ways = {f"{request.name}/{way.name}": way.device_class_name for way in request.first_available}
         classes |= {request.name: request.exactly.device_class_name} if request.exactly else ways
-    return [
-        text(classes.get(result.request))
-        for result in claim.status.allocation.devices.results
-        if not result.admin_access
-    ]
+    return [text(classes.get(str(result.request))) for result in claim.devices if not result.admin_access]

@@ -25,6 +25,7 @@ from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.diagnose.doctor.facts import statuses_of
 from dra_driver.kube.devices import Wire
+from dra_driver.kube.objects.resource import DeviceClass
 from dra_driver.kube.shapes import read_all
 from dra_driver.kube.state import (
     GPU_NODES,
@@ -38,7 +39,7 @@ from dra_driver.kube.state import (
 )
 from dra_driver.kubectl.capacity import ClaimRow, claims_of, with_claim_gaps
 from dra_driver.kubectl.explain import gaps_that_matter, with_defaults
-from dra_driver.kubectl.usage.quota import ExtendedClass, QuotaRow, ResourceQuota
+from dra_driver.kubectl.usage.quota import QuotaRow, ResourceQuota
 from dra_driver.kubectl.usage.quota import rows as quota_rows
 from dra_driver.kubectl.web.faults import FaultCard, faults_of
 from dra_driver.kubectl.web.fleet import SeenFleet, fleet_of
@@ -331,7 +332,7 @@ def read_from(source: ReadsCluster, now: Callable[[], datetime] = lambda: dateti
     waiting = waiting_pods(state, lambda said: lost.append(f"pods: {said}"))
     events = event_rows(state.events, lambda said: lost.append(f"events: {said}"))
     quotas = read_all(ResourceQuota, source.quotas(lost), lambda said: lost.append(f"resourcequotas: {said}"))
-    classes = read_all(ExtendedClass, state.classes, lambda _: None)
+    classes = read_all(DeviceClass, state.classes, lambda _: None)
     extended = (each.spec.extended_resource_name for each in classes)
     fleet = fleet_of(slices, state.nodes, claims, statuses, "its claims are unknown" if unknown else "")
     return SeenCluster(

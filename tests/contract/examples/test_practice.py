@@ -80,6 +80,11 @@ def test_the_examples_have_no_findings(capsys: pytest.CaptureFixture[str]) -> No
     assert kubectl.main(["lint", "--strict", str(ROOT / "examples" / "practice")]) == 0, capsys.readouterr().out
 
 
+def test_workload_examples_have_no_findings(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pod templates inside of the operators' objects, with the claims that they name."""
+    assert kubectl.main(["lint", "--strict", str(ROOT / "examples" / "workloads")]) == 0, capsys.readouterr().out
+
+
 def test_only_the_pod_group_needs_more_than_the_defaults() -> None:
     """What needs a gate says so in a line that the tests on a real cluster read."""
     assert {path.stem: needed_api(path) for path in PRACTICE if needed_api(path)} == {

@@ -108,6 +108,9 @@ class FakeApi:
             self.conflicts -= 1
             self.version += 1
             raise ConflictError(f"PATCH {path}", status=409)
+        if "spec" in body:
+            self.requests.append(f"{body['spec']}")
+            return {}
         assert body["metadata"]["resourceVersion"] == str(self.version)
         for key, value in body["metadata"]["annotations"].items():
             self.annotations.pop(key, None)

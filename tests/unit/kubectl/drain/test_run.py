@@ -87,6 +87,18 @@ def test_a_free_node_is_tainted_and_then_detached() -> None:
     assert document_of(report).annotation == "all"
 
 
+def test_cordon_precedes_the_taint_and_its_undo_is_named() -> None:
+    """The cluster autoscaler copies a schedulable node at each scan: the taint must come second."""
+    run = Run(FakeApi(), replace(ALL, cordon=True))
+    run.drain()
+    asked = ["{'unschedulable': True}", DRAIN_ANNOTATION, DETACH_ANNOTATION]
+    assert [request.partition("=")[0] for request in run.api.requests] == asked
+    assert run.report.next_steps[-1] == f"afterwards: kubectl dra undrain {NODE}, then kubectl uncordon {NODE}"
+    before = Run(FakeApi(), replace(ALL, cordon=True, dry_run=True))
+    before.drain()
+    assert before.api.requests == []
+
+
 def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
     api = FakeApi(pods=[pod("a"), pod("bare", controller="")])
     api.claims = [claim("one", "gpu-0", "a"), claim("two", "gpu-1", "bare")]

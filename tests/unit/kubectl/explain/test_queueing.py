@@ -1,4 +1,4 @@
-"""Reasons of Kueue for pods and Jobs that wait, from Workloads."""
+"""Reasons of Kueue for pods and Jobs that wait, from Workloads, and events of the cluster autoscaler."""
 
 from typing import Any
 
@@ -33,6 +33,7 @@ def workload(message: str = SHORT, *, kind: str = "Job", name: str = "train", **
     ("message", "fix"),
     [
         (SHORT, "wait until others finish"),
+        ("uses DRA resources but the KueueDRAIntegration feature gate is not enabled", "featureGates"),
         ("DeviceClass x is not mapped in DRA configuration", "kubectl dra kueue queues"),
         ("resource x, 9 > maximum capacity (7)", "can never admit"),
         ("something new", "kubectl describe workload w-train"),
@@ -53,6 +54,22 @@ def test_an_admitted_workload_is_not_held_back() -> None:
     assert "preempted: Preempted to accommodate" in preempted.message
 
 
+def test_a_pod_of_an_admitted_job_waits_for_the_scheduler() -> None:
+    """Quota is not why it has no node: a fragmented or tainted GPU is."""
+    state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}})])
+    waiting = pod(template="t")
+    waiting["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train"}]
+    done = workload(Admitted="The workload is admitted")
+    usage = {"resourceUsage": {"gpu.nvidia.com/h100-memory": "9984Mi"}}
+    done["status"]["admission"] = {"podSetAssignments": [usage]}
+    assert explained(replace(state, workloads=[done]), waiting).notes[-1] == (
+        "Kueue has admitted it (queue gpus, charge gpu.nvidia.com/h100-memory=9984Mi): it waits for the scheduler, "
+        "not for quota"
+    )
+    for others in ([workload()], [workload(name="other", Admitted="yes")], []):
+        assert not any("Kueue" in note for note in explained(replace(state, workloads=others), waiting).notes)
+
+
 def test_a_gated_pod_waits_for_its_workload() -> None:
     state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}})])
     gated = pod(template="t", schedulingGates=[{"name": GATE}])
@@ -70,3 +87,24 @@ def test_a_job_without_pods_is_explained_by_its_newest_workload() -> None:
         check_queue(ClusterState(workloads=[old, new]), "job", "train", "default")
     check_queue(ClusterState(workloads=[old, new]), "job", "other", "default")
     check_queue(ClusterState(workloads=[workload(Admitted="yes")]), "job", "train", "default")
+
+
+def test_newest_event_of_the_autoscaler_is_a_note_of_a_waiting_pod() -> None:
+    wanted = pod(template="t")
+    about = {"kind": "Pod", "name": wanted["metadata"]["name"], "namespace": "default"}
+    texts = {"TriggeredScaleUp": "pod triggered scale-up: [{a 1->2}]", "NotTriggerScaleUp": "pod didn't trigger"}
+    events = [
+        {
+            "reason": reason,
+            "message": texts[reason],
+            "involvedObject": about,
+            "lastTimestamp": f"2026-01-0{day}T00:00:00Z",
+        }
+        for day, reason in enumerate(("TriggeredScaleUp", "NotTriggerScaleUp", "TriggeredScaleUp"), 1)
+    ]
+    state = cluster(templates=[template("t", {"name": "gpu", "exactly": {"deviceClassName": "none"}})])
+    assert not any("autoscaler" in note for note in explained(state, wanted).notes)
+    grows = explained(replace(state, events=events), wanted).notes
+    assert "cluster autoscaler, 2026-01-03T00:00:00Z: pod triggered scale-up: [{a 1->2}]" in grows
+    stays = explained(replace(state, events=events[:2]), wanted).notes
+    assert "cluster autoscaler, 2026-01-02T00:00:00Z: pod didn't trigger (docs/autoscalers.md)" in stays
