@@ -113,6 +113,14 @@ class Quantity:
         return other.format if self.nano == 0 else self.format
 
 
+def quantity_in(value: object) -> Quantity | None:
+    """Return the quantity of a text or number; None for another value."""
+    try:
+        return Quantity.parse(str(value))
+    except ValueError:
+        return None
+
+
 class WrittenQuantity(NamedTuple):
     """The text of a quantity in parts. ``whole`` has no leading zeros; the base of ``exponent`` is 2 or 10."""
 

@@ -132,23 +132,23 @@ class Counters:
 
     def take(self, place: Place) -> bool:
         charges = self._places.get((place[0].profile_id, place[1]))
-        return charges is not None and self._account.charge(charges)
+        return charges is not None and self._account.charge(charges) is None
 
     def give_back(self, place: Place) -> None:
-        self._account.refund(self._places[place[0].profile_id, place[1]])
+        self._account.move(self._places[place[0].profile_id, place[1]], 1)
 
     def whole_is_free(self) -> bool:
         (charges,) = self._whole
-        free = self._account.charge(charges)
+        free = self._account.charge(charges) is None
         if free:
-            self._account.refund(charges)
+            self._account.move(charges, 1)
         return free
 
     def nothing_beside_the_whole(self) -> bool:
         (charges,) = self._whole
-        assert self._account.charge(charges)
-        beside = [key for key, wanted in self._places.items() if self._account.charge(wanted)]
-        self._account.refund(charges)
+        assert self._account.charge(charges) is None
+        beside = [key for key, wanted in self._places.items() if self._account.charge(wanted) is None]
+        self._account.move(charges, 1)
         return not beside
 
 

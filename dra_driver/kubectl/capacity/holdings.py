@@ -5,7 +5,6 @@ marked, but does not reserve devices.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from typing import Final
@@ -14,7 +13,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.document import JsonDocument, camel
-from dra_driver.core.quantity import NANO, Quantity
+from dra_driver.core.quantity import NANO, quantity_in
 from dra_driver.core.text import gib
 from dra_driver.core.time import parse_time
 from dra_driver.kube.devices import (
@@ -87,11 +86,8 @@ def remaining_capacity(device: Wire, consumed: Iterable[Amounts]) -> Amounts:
 
 def amounts_of(capacity: Mapping[str, object]) -> Amounts:
     """Return the amounts of Kubernetes' quantities, without invalid ones."""
-    found = {}
-    for name, value in capacity.items():
-        with suppress(ValueError):
-            found[amount_key(name)] = _number(Quantity.parse(str(value)).nano)
-    return found
+    every = ((name, quantity_in(value)) for name, value in capacity.items())
+    return {amount_key(name): _number(found.nano) for name, found in every if found is not None}
 
 
 def amount_key(name: str) -> str:

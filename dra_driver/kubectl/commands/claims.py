@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these claims")
     parser.add_argument("--node", metavar="NAME", default="", help="only claims with devices on this node")
     parser.add_argument("--pending", action="store_true", help="only unallocated claims")
-    listing.add_list(parser, watch=True)
+    listing.add_list(parser)
     add_source(parser)
 
 

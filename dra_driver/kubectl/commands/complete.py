@@ -27,17 +27,14 @@ _TIMEOUTS: Final = Timeouts(connect_s=1.0, read_s=2.0, total_s=2.5)
 MOST: Final = 500
 
 
-def names_in_cluster(kind: str, namespace: str, kubeconfig: str, context: str = "") -> list[str]:
-    """Return at most `MOST` names of nodes, namespaces, pods, claims or contexts. "" selects kubectl's default.
-
-    Raises DraError.
-    """
+def names_in_cluster(kind: str, cluster: "AskedCluster") -> list[str]:
+    """Return at most `MOST` names of nodes, namespaces, pods, claims or contexts. Raises DraError."""
     logs.configure("text", "error")
-    chosen = Kubeconfig(path=kubeconfig or None, context=context or None)
+    chosen = Kubeconfig(path=cluster.kubeconfig or None, context=cluster.context or None)
     if kind == "context":
         return chosen.names(os.environ)
     rest = RestClient(Connection.load(chosen.path, context=chosen.context), timeouts=_TIMEOUTS)
-    namespace = namespace or chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
+    namespace = cluster.namespace or chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
     known = {"node": paths.nodes(), "namespace": paths.namespaces(), "pod": paths.pods(namespace)}
     page = next(pages(rest.get, known.get(kind) or paths.resource_claims(namespace), limit=MOST))
     return [str(item["metadata"]["name"]) for item in page["items"]]
@@ -69,9 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Print the candidates, none after any error: a shell must not show a traceback at a prompt."""
     words = list(sys.argv[1:] if argv is None else argv) or [""]
     try:
-        found, directive = candidates(
-            words, lambda kind, at: names_in_cluster(kind, at.namespace, at.kubeconfig, at.context)
-        )
+        found, directive = candidates(words, names_in_cluster)
     except (Exception, SystemExit):  # noqa: BLE001 - see above
         found, directive = [], NO_FILES
     for name, about in found:

@@ -60,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only devices on this node")
     parser.add_argument("--driver", metavar="NAME", default="", help="only devices of this driver")
     parser.add_argument("--all", action="store_true", help="one line per placement of a MIG profile")
-    add_list(parser, labels_of="nodes", namespaced=False, watch=True)
+    add_list(parser, labels_of="nodes", namespaced=False)
     add_source(parser)
 
 

@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_idle_for(parser)
     parser.add_argument("--all", action="store_true", help="also claims in use and of the right size")
     usage_source.add_usage_source(parser, window_s=_WINDOW_S)
-    add_list(parser, csv=True, watch=True)
+    add_list(parser, csv=True)
 
 
 def add_idle_for(parser: argparse.ArgumentParser) -> None:

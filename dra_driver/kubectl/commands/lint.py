@@ -2,12 +2,13 @@
 
 import argparse
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Final
 
 from dra_driver import __version__
+from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state import KINDS, ClusterState, identity
 from dra_driver.kubectl import lint
 from dra_driver.kubectl.commands import source
 from dra_driver.kubectl.commands.listing import add_output, print_document, print_text
@@ -61,26 +62,21 @@ _NAMES: Final = ("name", "generateName", "namespace")
 """Checked metadata. Labels are excluded: a tenant can store a megabyte in them."""
 
 
-def _stored(state: ClusterState | None, namespace: str | None) -> Iterable[ManifestSource]:
-    """Return the cluster's objects as texts, without objects that a controller created from other objects."""
+def _stored(state: ClusterState | None, namespace: str | None) -> Iterator[ManifestSource]:
+    """Yield the cluster's objects as texts, without objects that a controller created from other objects."""
     if state is None:
-        return ()
-    found = []
-    kinds = (
-        ("DeviceClass", state.classes),
-        ("ResourceClaimTemplate", state.templates),
-        ("ResourceClaim", state.claims),
-    )
-    for kind, items in (*kinds, ("Pod", state.pods)):
-        version = "v1" if kind == "Pod" else "resource.k8s.io/v1"
-        for item in items:
+        return
+    kinds = {kind.field: kind for kind in KINDS}
+    for kind in (kinds[field] for field in ("classes", "templates", "claims", "pods")):
+        for item in getattr(state, kind.field):
             metadata = item.get("metadata") or {}
             if metadata.get("ownerReferences") or (namespace and metadata.get("namespace", namespace) != namespace):
                 continue
             kept = {key: value for key, value in item.items() if key != "status"}
             kept["metadata"] = {key: metadata[key] for key in _NAMES if key in metadata}
-            found.append({"apiVersion": version, "kind": kind, **kept})
-    return lint.sources_from_objects(found, "cluster")
+            name = "/".join(filter(None, identity(item)))
+            text = yaml_text.dump({"apiVersion": kind.api_version, "kind": kind.kind, **kept})
+            yield ManifestSource(name=f"cluster: {kind.kind} {name}", text=text)
 
 
 def _print(report: LintReport, form: str) -> None:

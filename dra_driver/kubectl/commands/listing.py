@@ -58,17 +58,15 @@ def add_output(parser: argparse._ActionsContainer, *forms: str, default: str = T
 
 
 def add_list(
-    parser: argparse.ArgumentParser, *, labels_of: str = "claims", namespaced: bool = True, csv: bool = False,
-    watch: bool = False,
-) -> None:  # fmt: skip
-    """Add -n, -A, -l, -o and, with ``watch``, -w. ``labels_of`` names the objects whose labels -l selects."""
+    parser: argparse.ArgumentParser, *, labels_of: str = "claims", namespaced: bool = True, csv: bool = False
+) -> None:
+    """Add -n, -A, -l, -o and -w. ``labels_of`` names the objects whose labels -l selects."""
     default = "default: the namespace of the context" if namespaced else "only devices of this namespace's claims"
     parser.add_argument("-n", "--namespace", metavar="NAME", help=default)
     parser.add_argument("-A", "--all-namespaces", action="store_true", help="all namespaces")
     add_selector(parser, labels_of)
     add_output(parser, WIDE, "name", "json", "yaml", *(("csv",) if csv else ()))
-    if watch:
-        add_watch(parser)
+    add_watch(parser)
 
 
 def add_selector(parser: argparse.ArgumentParser, labels_of: str) -> None:

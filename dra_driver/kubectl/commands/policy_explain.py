@@ -3,7 +3,7 @@
 import argparse
 import json
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, Protocol
 
 from msgspec import Struct
 
@@ -167,13 +167,6 @@ def _state(policy: NodePolicy, gpu: str) -> str:
     return "Refused" if policy.state.value == "Refused" else "Outranked"
 
 
-def _fields(spec: Mapping[str, object], policy: str) -> list[PolicyField]:
-    return [
-        PolicyField(field=name, value=value, policy=policy if given else "")
-        for name, value, given in field_values(spec)
-    ]
-
-
 def _offline(paths: Sequence[str], spec: str, node: str, name: str) -> tuple[PolicyExplanation, int]:
     from dra_driver.diagnose.policy_check import trial_on_gpu
 
@@ -254,22 +247,13 @@ SPEC_FIELDS: Final = {
 }
 """Fields below ``spec`` that affect a GPU, with their defaults."""
 _OF_STRATEGY: Final = {
+    **{name: {"TimeSlicing", "MPS"} for name in SPEC_FIELDS if name.startswith("sharing.")},
     "sharing.interval": {"TimeSlicing"},
-    "sharing.maxShares": {"TimeSlicing", "MPS"},
-    "sharing.defaultComputePercent": {"TimeSlicing", "MPS"},
-    "sharing.reservedMemory": {"TimeSlicing", "MPS"},
-    "sharing.defaultShare": {"TimeSlicing", "MPS"},
-    "sharing.migDevices": {"TimeSlicing", "MPS"},
+    "sharing.strategy": {"Exclusive", "TimeSlicing", "MPS"},
 }
 
 
-class FieldValue(NamedTuple):
-    field: str
-    value: str
-    given: bool
-
-
-def field_values(spec: Mapping[str, object]) -> list[FieldValue]:
+def _fields(spec: Mapping[str, object], policy: str) -> list[PolicyField]:
     """Return all fields that apply to this spec, in the order of the documentation. Null is absent."""
     strategy = _field_value(spec, "sharing.strategy") or "Exclusive"
     found = []
@@ -278,7 +262,7 @@ def field_values(spec: Mapping[str, object]) -> list[FieldValue]:
         if value is None and strategy not in _OF_STRATEGY.get(name, {strategy}):
             continue
         text = default if value is None else value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-        found.append(FieldValue(name, text, value is not None))
+        found.append(PolicyField(field=name, value=text, policy="" if value is None else policy))
     return found
 
 

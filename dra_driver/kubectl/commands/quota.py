@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--idle", action="store_true", help="query exporters or Prometheus for idle claims")
     add_idle_for(parser)
     usage_source.add_usage_source(parser, window_s=_WINDOW_S)
-    add_list(parser, labels_of="quotas", csv=True, watch=True)
+    add_list(parser, labels_of="quotas", csv=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     parser.add_argument("--sort-by", choices=tuple(_SORTED), default="sm", help="default: sm, the utilization")
     usage_source.add_exporters(parser)
-    add_list(parser, csv=True, watch=True)
+    add_list(parser, csv=True)
 
 
 def run(args: argparse.Namespace) -> int:

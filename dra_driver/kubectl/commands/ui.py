@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import printable
+from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.source import SERVICE_ACCOUNT_DIR, add_source, client, kubeconfig_of, state_in_file
 
 if TYPE_CHECKING:
@@ -38,14 +39,8 @@ _MAX_PORT: Final = 65_535
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, default=0, metavar="PORT", help="port on 127.0.0.1 (default: a free one)")
-    parser.add_argument(
-        "--driver-namespace",
-        metavar="NAME",
-        default="dra-driver",
-        help="namespace of the exporters (default: dra-driver); needs permission to list pods and get pods/proxy there",
-    )
-    parser.add_argument("--prometheus", metavar="URL", help="history of charts from this Prometheus, up to 7 days")
-    parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
+    usage_source.add_exporter_namespace(parser)
+    usage_source.add_prometheus(parser, "history of charts from this Prometheus, up to 7 days")
     parser.add_argument("--sign-in", action="store_true", help="serve several visitors, each with their own token")
     parser.add_argument(
         "--origin", metavar="URL", action="append", default=[], help="with --sign-in: public https address; repeatable"
@@ -75,14 +70,12 @@ def run(args: argparse.Namespace) -> int:
         source, about = FileSource(state), file.name
         taken = f"snapshot, file of {datetime.fromtimestamp(file.stat().st_mtime):%Y-%m-%d %H:%M}"
     else:
-        from dra_driver.kubectl.commands.usage_source import ask_exporters
-
         chosen = kubeconfig_of(args)
         about = chosen.context or chosen.current_context(os.environ) or "in-cluster"
         namespace = chosen.namespace(os.environ, SERVICE_ACCOUNT_DIR)
         source = LiveSource(client(chosen), namespace)
         # A separate client: another thread reads the cluster.
-        read_use = partial(ask_exporters, client(chosen), args.driver_namespace)
+        read_use = partial(usage_source.ask_exporters, client(chosen), args.driver_namespace)
     serve(source, about=printable(about), port=args.port, say=_say, read_use=read_use, read_past=read_past, taken=taken)
     return 0
 
@@ -92,7 +85,6 @@ def _serve_visitors(args: argparse.Namespace) -> int:
     from dra_driver.core.telemetry import logs
     from dra_driver.kube.connection import token_connection
     from dra_driver.kube.rest import RestClient, Timeouts
-    from dra_driver.kubectl.commands.usage_source import ask_exporters
     from dra_driver.kubectl.web.serve import reader_with_tokens, serve_visitors
     from dra_driver.kubectl.web.sessions import origins_of
 
@@ -105,7 +97,7 @@ def _serve_visitors(args: argparse.Namespace) -> int:
     serve_visitors(
         reader_with_tokens(
             lambda token: RestClient(connect(token), timeouts=Timeouts(read_s=20.0, total_s=20.0)),
-            lambda api: ask_exporters(api, args.driver_namespace),
+            lambda api: usage_source.ask_exporters(api, args.driver_namespace),
         ),
         origins=origins_of(args.origin),
         port=args.port,
@@ -118,18 +110,17 @@ def _serve_visitors(args: argparse.Namespace) -> int:
 
 def _reader_of_past(args: argparse.Namespace) -> "Callable[[int, Mapping[str, str]], Sequence[UseSample]]":
     """Return a function that queries Prometheus for a window. Raises ConfigurationError for a wrong address."""
-    from dra_driver.kubectl.commands.usage_source import PrometheusError, prometheus_of
     from dra_driver.kubectl.web.use_history import past_of
 
     if args.cluster_state:
         raise ConfigurationError("--prometheus cannot be combined with --cluster-state, which is not current")
-    server = prometheus_of(args)
+    server = usage_source.prometheus_of(args)
 
     def past(window_s: int, where: "Mapping[str, str]") -> "Sequence[UseSample]":
         try:
             return past_of(server.ask, window_s, where)
         except ValueError as error:
-            raise PrometheusError(f"{server.url}: {error}") from error
+            raise usage_source.PrometheusError(f"{server.url}: {error}") from error
 
     return past
 

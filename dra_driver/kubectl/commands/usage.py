@@ -60,9 +60,8 @@ DEVICES: Final = (
 
 
 def _energy(each: UseSum) -> str:
-    partial = "energyJoules" in each.partial
-    shown = energy(each.energy_joules, estimated=each.energy_estimated and not partial)
-    return f">={shown}" if partial else shown
+    estimated = each.energy_estimated and "energyJoules" not in each.partial
+    return _part(each, "energy_joules", energy(each.energy_joules, estimated=estimated))
 
 
 def _part(each: UseSum, name: str, shown: str) -> str:
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--node", metavar="NAME", default="", help="only this node")
     usage_source.add_usage_source(parser, window_s=_WINDOW_S)
-    add_list(parser, csv=True, watch=True)
+    add_list(parser, csv=True)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -33,12 +33,7 @@ _LEAST_WINDOW_S: Final = 300
 def add_usage_source(parser: argparse.ArgumentParser, *, window_s: float) -> None:
     """Add the flags of the source. ``window_s`` is the default with Prometheus."""
     add_exporters(parser)
-    parser.add_argument(
-        "--prometheus",
-        metavar="URL",
-        help="read the window from this Prometheus instead of the exporters",
-    )
-    parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
+    add_prometheus(parser, "read the window from this Prometheus instead of the exporters")
     parser.add_argument(
         "--window",
         type=partial(duration, least_s=_LEAST_WINDOW_S),
@@ -47,8 +42,17 @@ def add_usage_source(parser: argparse.ArgumentParser, *, window_s: float) -> Non
     )
 
 
+def add_prometheus(parser: argparse.ArgumentParser, about: str) -> None:
+    parser.add_argument("--prometheus", metavar="URL", help=about)
+    parser.add_argument("--prometheus-token-file", metavar="FILE", help="file with a token for Prometheus")
+
+
 def add_exporters(parser: argparse.ArgumentParser) -> None:
     add_kubeconfig(parser)
+    add_exporter_namespace(parser)
+
+
+def add_exporter_namespace(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--driver-namespace",
         metavar="NAME",

@@ -141,7 +141,7 @@ class DrainRun:
         self._say(f"node {node}: requested to detach from the NVIDIA driver ({reason})")
         said = f": {reason})"
         self._report.detached = self._patience.wait_for(
-            lambda: self.view.said("DriverDetached", said), least_s=DETACH_S
+            lambda: self.view.message("DriverDetached", said) is not None, least_s=DETACH_S
         )
         if not self._report.detached:
             raise DrainFailedError(

@@ -323,10 +323,6 @@ class NodeView:
         claims = self._items(paths.resource_claims())
         return holders_of(claims, self._items(paths.pods(), f"spec.nodeName={self._node}"), scope, force=force)
 
-    def said(self, reason: str, text: str) -> bool:
-        """Return whether an event of the Node with this reason has the text."""
-        return self.message(reason, text) is not None
-
     def message(self, reason: str, text: str) -> str | None:
         """The message of an event of the Node with this reason and text; None without one."""
         selector = f"involvedObject.kind=Node,involvedObject.name={self._node},reason={reason}"

@@ -530,11 +530,8 @@ def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wir
     for event in state.events:
         about: Wire = event.get("involvedObject") or {}
         same = about.get("name") == name_of(pod) and about.get("namespace", "default") == namespace_of(pod)
-        if (
-            same
-            and event.get("reason") in reasons
-            and (not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod)))
-        ):
+        own = not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod))
+        if same and own and event.get("reason") in reasons:
             found.append(event)
     times = ("lastTimestamp", "eventTime", "firstTimestamp")  # RFC 3339 in UTC compares as text
     return max(found, key=lambda event: next((str(event[name]) for name in times if event.get(name)), ""), default=None)

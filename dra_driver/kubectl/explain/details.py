@@ -16,6 +16,7 @@ from dra_driver.kube.devices import allocation_results
 from dra_driver.kubectl.explain import report
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeHolders, NodeResult
 from dra_driver.kubectl.explain.reasons import (
+    CODES,
     Funnel,
     NodeRejections,
     RejectionReason,
@@ -38,33 +39,6 @@ MAX_DETAILED: Final = 150_000  # devices inspected one by one, over all nodes an
 MAX_CANDIDATES: Final = 5_000
 
 
-class _Code(NamedTuple):
-    """A code of rejected devices: distance, fix, and text in the verdict."""
-
-    distance: int
-    fix: str
-    short: str = ""
-
-
-_CODES: Final = {
-    "tainted": _Code(2, "remove the cause of the taint, or tolerate the taint in the request", "tainted"),
-    "unhealthy": _Code(12, "", "unhealthy"),
-    "constraint": _Code(
-        2, "relax the constraint, or free devices that satisfy it together", "excluded by a constraint"
-    ),
-    "capacityShort": _Code(
-        3, "request less, or end workloads that use other shares of the device", "without enough capacity"
-    ),
-    "inUse": _Code(3, "end the workload that uses it", "in use"),
-    "takenByThisPod": _Code(3, "request fewer devices in this pod", "assigned to another request of this pod"),
-    "counterShort": _Code(
-        3, "end the workloads that use other parts of the GPU", "on GPUs whose shared counters are used up"
-    ),
-    "requestSelector": _Code(4, "relax the selector so that it accepts"),
-    "nodeSelection": _Code(5, "allow the pod on the nodes that can use the device"),
-    "gateOff": _Code(6, "enable the feature gate", "disabled by a feature gate"),
-    "classSelector": _Code(20, "request another DeviceClass"),
-}
 _SELECTOR_CODES: Final = ("classSelector", "requestSelector")
 _NOT_CHECKED_HERE: Final = (
     *(allocation.CounterShort, allocation.ConstraintBroken),
@@ -97,7 +71,7 @@ class _RankedCandidate(NamedTuple):
     @property
     def distance(self) -> tuple[int, int]:
         """Distance of the reasons, then number of claims to end."""
-        return sum(_CODES[reason.code].distance for reason in self.reasons), len(self.users)
+        return sum(CODES[reason.code].distance for reason in self.reasons), len(self.users)
 
     @property
     def reason_key(self) -> list[tuple[str, str]]:
@@ -221,7 +195,7 @@ def _fixes(reasons: Sequence[RejectionReason], ties: str) -> str:
 def _fix(reason: RejectionReason) -> str:
     if reason.fix:
         return reason.fix
-    fix = _CODES[reason.code].fix
+    fix = CODES[reason.code].fix
     if reason.code == "inUse":
         return f"{'delete the claim if it is no longer needed' if '(no pod)' in reason.seen else fix}: {reason.seen}"
     return f"{fix} {reason.seen or 'the device'}" if reason.code == "requestSelector" else fix
@@ -460,7 +434,7 @@ def _headline_of(request: report.RequestSummary) -> str:
     for reason in request.reasons:
         rejected[reason.code] += reason.devices
     shortages = ", ".join(
-        f"{rejected[code]} {_CODES[code].short}{_short_capacities(request) if code == 'capacityShort' else ''}"
+        f"{rejected[code]} {CODES[code].short}{_short_capacities(request) if code == 'capacityShort' else ''}"
         for code in _SHOWN
         if code in rejected
     )

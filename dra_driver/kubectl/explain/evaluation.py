@@ -218,14 +218,10 @@ class Evaluation:
 
     def _claims_on(self, node: Wire) -> tuple[list[Wire], list[str], frozenset[str]]:
         """Return claims to allocate with their labels, and the extended resources that one claim represents."""
-        claims = [item.claim for item in self._unallocated if item.claim is not None]
-        labels = [item.label for item in self._unallocated if item.claim is not None]
-        pod, wanted = self._subject.pod, self._subject.extended_requests
-        extended = subjects.claim_for(pod, wanted, node) if pod is not None else None
-        if extended is None:
-            return claims, labels, frozenset()
+        claims, labels = subjects.claims_to_allocate(self._unallocated, self._subject, node)
+        wanted = self._subject.extended_requests
         served = (item.resource for item in wanted if item.class_name and not subjects.is_offered(node, item.resource))
-        return [*claims, extended], [*labels, subjects.EXTENDED_LABEL], frozenset(served)
+        return claims, labels, frozenset(served)
 
     def _question(self, claims: Sequence[Wire]) -> allocation.Question:
         # Cached per set of requests: the claim for extended resources differs between nodes.

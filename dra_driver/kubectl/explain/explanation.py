@@ -444,12 +444,7 @@ class _Explainer:
         return self._requests_by_claims[key]
 
     def _all_requests(self) -> list[RequestSpec]:
-        claims = [item.claim for item in self._unallocated if item.claim is not None]
-        labels = [item.label for item in self._unallocated if item.claim is not None]
-        pod = self._subject.pod
-        extended = subjects.claim_for(pod, self._subject.extended_requests, None) if pod is not None else None
-        if extended is not None:
-            claims, labels = [*claims, extended], [*labels, subjects.EXTENDED_LABEL]
+        claims, labels = subjects.claims_to_allocate(self._unallocated, self._subject, None)
         return subjects.requests_of(claims, labels, self._state.classes)
 
     def _verdict(self, results: Sequence[NodeResult], details: Details) -> Verdict:

@@ -6,14 +6,14 @@ A device that is in use and does not match the selectors counts under its select
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import Struct, field
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError, SelectorBudgetError
 from dra_driver.core.model.drain import DRAINED_TAINT
 from dra_driver.core.model.terms import DETACHED_TAINT
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import Quantity, quantity_in
 from dra_driver.core.text import cut, listed
 from dra_driver.kube.devices import is_health_taint
 from dra_driver.kubectl.explain.evaluation import Holders
@@ -213,10 +213,8 @@ def _capacity(cause: CapacityShort, spec: RequestSpec, device: PoolDevice, holde
 
 
 def _nano(amount: str, *, otherwise: int) -> int:
-    try:
-        return Quantity.parse(amount).nano
-    except ValueError:
-        return otherwise
+    found = quantity_in(amount)
+    return otherwise if found is None else found.nano
 
 
 def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders: Holders) -> RejectionReason:
@@ -228,10 +226,8 @@ def _counter(cause: CounterShort, spec: RequestSpec, device: PoolDevice, holders
     users_of = list(dict.fromkeys(claim for _, claims in allocated for claim in claims))
     claims = list(map(holders.label_with_pods, users_of))
     by = f", used by {_label_users(allocated, holders)}" if allocated else ""
-    try:
-        short = str(Quantity.parse(cause.wanted) - Quantity.parse(cause.free))
-    except ValueError:
-        short = cause.wanted
+    wanted, free = quantity_in(cause.wanted), quantity_in(cause.free)
+    short = cause.wanted if wanted is None or free is None else str(wanted - free)
     seen = f"{cause.counter_set}: {cause.counter} short by {short} ({cause.wanted} needed, {cause.free} left){by}"
     users = "the workload that uses"
     if len(claims) > 1:
@@ -300,19 +296,35 @@ def _constraint(cause: ConstraintBroken) -> RejectionReason:
     return RejectionReason("constraint", f"{what}: not satisfied with the previously chosen devices", seen)
 
 
-ORDER: Final = (
-    "classSelector",
-    "requestSelector",
-    "nodeSelection",
-    "gateOff",
-    "inUse",
-    "takenByThisPod",
-    "capacityShort",
-    "counterShort",
-    "tainted",
-    "unhealthy",
-    "constraint",
-)
+class ReasonCode(NamedTuple):
+    """A code of rejected devices: distance of the nearest miss, fix, and text in the verdict."""
+
+    distance: int
+    fix: str
+    short: str = ""
+
+
+CODES: Final = {
+    "classSelector": ReasonCode(20, "request another DeviceClass"),
+    "requestSelector": ReasonCode(4, "relax the selector so that it accepts"),
+    "nodeSelection": ReasonCode(5, "allow the pod on the nodes that can use the device"),
+    "gateOff": ReasonCode(6, "enable the feature gate", "disabled by a feature gate"),
+    "inUse": ReasonCode(3, "end the workload that uses it", "in use"),
+    "takenByThisPod": ReasonCode(3, "request fewer devices in this pod", "assigned to another request of this pod"),
+    "capacityShort": ReasonCode(
+        3, "request less, or end workloads that use other shares of the device", "without enough capacity"
+    ),
+    "counterShort": ReasonCode(
+        3, "end the workloads that use other parts of the GPU", "on GPUs whose shared counters are used up"
+    ),
+    "tainted": ReasonCode(2, "remove the cause of the taint, or tolerate the taint in the request", "tainted"),
+    "unhealthy": ReasonCode(12, "", "unhealthy"),
+    "constraint": ReasonCode(
+        2, "relax the constraint, or free devices that satisfy it together", "excluded by a constraint"
+    ),
+}
+"""In the order of the allocator's checks."""
+_ORDER: Final = [*CODES]
 _MAX_SEEN: Final = 3
 _MAX_DISTINCT: Final = 2000
 
@@ -405,7 +417,7 @@ class Funnel:
 
     def reasons(self) -> list[Reason]:
         """Return the groups in the order of the allocator's checks, larger groups first within one check."""
-        ranked = sorted(self._groups.items(), key=lambda item: (ORDER.index(item[0][0]), -item[1].devices, item[0][1]))
+        ranked = sorted(self._groups.items(), key=lambda item: (_ORDER.index(item[0][0]), -item[1].devices, item[0][1]))
         return [
             Reason(
                 code=code,

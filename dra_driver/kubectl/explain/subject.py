@@ -11,10 +11,11 @@ from typing import Any, Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kube.devices import users_of
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.report import Cause, CauseCode
+from dra_driver.scheduler.allocation import EXTENDED_CLAIM_ANNOTATION, IMPLICIT_PREFIX, resource_classes
 
 Wire = Mapping[str, Any]
 
@@ -143,9 +144,6 @@ def selectors_of(owner: Wire) -> tuple[str, ...]:
 # A device plugin that offers the resource on a node takes precedence there, so the claim depends on the node. Source:
 # kubernetes/kubernetes pkg/scheduler/framework/plugins/dynamicresources/extendeddynamicresources.go.
 
-IMPLICIT: Final = "deviceclass.resource.kubernetes.io/"
-"""Prefix of the resource name that every DeviceClass has implicitly."""
-EXTENDED_CLAIM_ANNOTATION: Final = "resource.kubernetes.io/extended-resource-claim"
 _MAX_CONTAINERS: Final = 1000
 
 
@@ -158,21 +156,9 @@ class ExtendedRequest(Struct, frozen=True, kw_only=True):
     class_name: str | None
 
 
-def class_names(classes: Iterable[Wire]) -> dict[str, str]:
-    """Map resource names to classes. Of several classes the newest wins, then the first by name."""
-    found: dict[str, tuple[str, str]] = {}
-    for item in sorted(classes, key=name_of):
-        created = str((item.get("metadata") or {}).get("creationTimestamp") or "")
-        found[f"{IMPLICIT}{name_of(item)}"] = (created, name_of(item))
-        explicit = spec_of(item).get("extendedResourceName")
-        if explicit and (explicit not in found or found[explicit][0] < created):
-            found[explicit] = (created, name_of(item))
-    return {resource: name for resource, (_, name) in found.items()}
-
-
 def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedRequest]:
     """Return the containers' extended resources, in the order and with the request names of the scheduler."""
-    known = class_names(classes)
+    known = resource_classes(item for item in classes if item["metadata"].get("name"))
     containers = [*(spec_of(pod).get("initContainers") or ()), *(spec_of(pod).get("containers") or ())]
     found = []
     for index, container in enumerate(containers[:_MAX_CONTAINERS]):
@@ -191,7 +177,7 @@ def extended_requests_of(pod: Wire, classes: Iterable[Wire]) -> list[ExtendedReq
 
 def is_extended(resource: str) -> bool:
     """As IsExtendedResourceName of pkg/apis/core/v1/helper."""
-    if resource.startswith(IMPLICIT):
+    if resource.startswith(IMPLICIT_PREFIX):
         return True
     domain, slash, _ = resource.partition("/")
     return bool(slash) and not (domain == "kubernetes.io" or domain.endswith(".kubernetes.io"))
@@ -224,10 +210,8 @@ def claim_for(pod: Wire, extended_requests: Sequence[ExtendedRequest], node: Wir
 
 
 def _count(value: object) -> int:
-    try:
-        return Quantity.parse(str(value)).as_int()
-    except ValueError:
-        return 0
+    found = quantity_in(value)
+    return 0 if found is None else found.as_int()
 
 
 _ENTRY_ANNOTATION: Final = "resource.kubernetes.io/pod-claim-name"
@@ -261,6 +245,16 @@ class Subject(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return f"{self.kind} {self.namespace}/{self.name}"
+
+
+def claims_to_allocate(
+    claims: Iterable[SubjectClaim], subject: Subject, node: Wire | None
+) -> tuple[list[Wire], list[str]]:
+    """Return the known ``claims`` and the one for extended resources on the node, and their labels."""
+    found = [(item.claim, item.label) for item in claims if item.claim is not None]
+    extended = claim_for(subject.pod, subject.extended_requests, node) if subject.pod is not None else None
+    found += [(extended, EXTENDED_LABEL)] if extended is not None else []
+    return [claim for claim, _ in found], [label for _, label in found]
 
 
 def pod_subject(state: ClusterState, namespace: str, name: str) -> Subject:

@@ -24,18 +24,16 @@ from dra_driver.kubectl.lint.reading import plain
 from dra_driver.scheduler.cel import DeviceView
 
 DRIVER: Final = "gpu.nvidia.com"
-VARYING: Final = frozenset(
-    {names.UUID, names.PARENT_UUID, names.DRIVER_VERSION, names.CUDA_DRIVER_VERSION, names.ADDRESSING_MODE}
-    | {names.PLACEMENT_START, names.PCI_BUS_ID, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
-    | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE, names.RAIL}
-)
-"""Attributes with other values on real machines than on catalog devices."""
-
 OPTIONAL: Final = frozenset(
     {names.ADDRESSING_MODE, names.PCIE_ROOT, names.NUMA_NODE, names.CONFIDENTIAL_COMPUTE}
     | {names.NVLINK_ISLAND, names.NVLINK_ISLAND_SIZE, names.NVLINK_TYPE, names.CLIQUE, names.RAIL}
 )
 """Attributes that some machines lack."""
+VARYING: Final = OPTIONAL | {
+    *(names.UUID, names.PARENT_UUID, names.DRIVER_VERSION, names.CUDA_DRIVER_VERSION),
+    *(names.PLACEMENT_START, names.PCI_BUS_ID),
+}
+"""Attributes with other values on real machines than on catalog devices."""
 
 # Published only by other versions and settings of NVIDIA's DRA driver.
 OTHER_ATTRIBUTES: Final = frozenset(

@@ -13,7 +13,7 @@ from dra_driver.config.policy import API_VERSION as POLICY_API
 from dra_driver.config.policy import KIND, policy_problems
 from dra_driver.config.schema import Step, path_text
 from dra_driver.core.errors import AllocationError, InvalidParametersError
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import Quantity, quantity_in
 from dra_driver.kube.devices import attribute_text
 from dra_driver.kube.published import COMPUTE_PERCENT, MEMORY, names
 from dra_driver.kube.published.names import SHARING_STRATEGY
@@ -299,14 +299,7 @@ class CapacityChecker:
 
 def _amounts(spot: Spot) -> dict[str, str]:
     """Return the valid requested amounts; DRA004 reports invalid ones."""
-    found = {}
-    for key, value in spot.pairs():
-        try:
-            Quantity.parse(value.node.text)
-        except ValueError:
-            continue
-        found[key.text] = value.node.text
-    return found
+    return {key.text: value.node.text for key, value in spot.pairs() if quantity_in(value.node.text) is not None}
 
 
 def _problem(device: KnownDevice, wanted: Mapping[str, str]) -> CapacityShort | None:

@@ -40,32 +40,29 @@ _ATTRIBUTES: Final = f'device.attributes["{DRIVER}"]'
 
 def alternatives_of(text: str) -> list[str] | None:
     """Return each alternative of a requirement as a CEL expression; None if the text is not a requirement."""
-    parts = text.split() if len(text) <= _MAX_BYTES else []
-    found = [_alternative(part) for part in parts[: _MAX_ALTERNATIVES + 1]]
-    if not found or len(found) > _MAX_ALTERNATIVES or None in found:
+    parts = [part.split(",") for part in text.split()] if len(text) <= _MAX_BYTES else []
+    if not 0 < len(parts) <= _MAX_ALTERNATIVES or any(len(part) > _MAX_CONDITIONS for part in parts):
         return None
-    return list(dict.fromkeys(expression for expression in found if expression is not None))
-
-
-def _alternative(text: str) -> str | None:
-    conditions = [_condition(part) for part in text.split(",")]
-    if len(conditions) > _MAX_CONDITIONS or None in conditions:
+    try:
+        return list(dict.fromkeys(" && ".join(map(_condition, part)) for part in parts))
+    except ValueError:
         return None
-    return " && ".join(condition for condition in conditions if condition is not None)
 
 
-def _condition(text: str) -> str | None:
+def _condition(text: str) -> str:
+    """Raises ValueError for a text that is not a condition."""
     match = _CONDITION.fullmatch(text)
     if match is None:
-        return None
+        raise ValueError(text)
     name, operator, value = match.groups()
     operator = _OPERATORS.get(operator, operator)
     if name == "brand":
-        literal = f'{_ATTRIBUTES}.{names.BRAND}.lowerAscii() {operator} "{value.lower()}"'
-        return literal if operator in ("==", "!=") else None
+        if operator not in ("==", "!="):
+            raise ValueError(text)
+        return f'{_ATTRIBUTES}.{names.BRAND}.lowerAscii() {operator} "{value.lower()}"'
     version = from_loose(value)
     if version is None:
-        return None
+        raise ValueError(text)
     return f'{_ATTRIBUTES}.{_VERSIONS[name]}.compareTo(semver("{version}")) {operator} 0'
 
 

@@ -9,7 +9,7 @@ from typing import Final
 
 from dra_driver.core.errors import CelSyntaxError
 from dra_driver.core.model.mig import no_compute_instance
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import Quantity, quantity_in
 from dra_driver.core.semver import Semver
 from dra_driver.core.text import cut
 from dra_driver.kube.published import STANDARD_DOMAIN, names
@@ -414,11 +414,8 @@ def _label_gigabytes_misuses(results: Sequence[MatchResult]) -> list[tuple[Match
         reads = any(r.table == "capacity" and r.name == "memory" for r in clause.reads.references)
         if memory is None or not reads or len(clause.quantities) != 1:
             continue
-        try:
-            wanted = Quantity.parse(clause.quantities[0]).as_int()
-        except ValueError:
-            continue
+        wanted = quantity_in(clause.quantities[0])
         labelled = {device.label_gigabytes * scale for scale in _SCALES}
-        if wanted in labelled and Quantity.parse(memory).as_int() < wanted:
+        if wanted is not None and wanted.as_int() in labelled and Quantity.parse(memory).as_int() < wanted.as_int():
             found.append((result, clause))
     return found

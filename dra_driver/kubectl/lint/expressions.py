@@ -12,7 +12,7 @@ from typing import Final, Literal
 from msgspec import Struct, field
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kubectl.lint.catalog_devices import KnownDevice
 from dra_driver.kubectl.lint.manifest import Spot
 from dra_driver.scheduler.cel import FUNCTION_SINCE, Program, compile_selector, split_conjuncts
@@ -42,7 +42,6 @@ class Comparison(Struct, frozen=True):
     """A comparison of a reference with constants. ``offset`` is the position of the first constant."""
 
     reference: Reference
-    operator: str
     constants: tuple[object, ...]
     offset: int
 
@@ -104,7 +103,7 @@ class ExpressionReads(Struct):
             constants = _constants(other)
             if reference is not None and constants:
                 where = other.elements[0].offset if isinstance(other, ListLiteral) else other.offset
-                self.comparisons.append(Comparison(reference, node.function, constants, where))
+                self.comparisons.append(Comparison(reference, constants, where))
             if node.function == "_==_" and _is_driver(one) and isinstance(other, Constant) and constants:
                 self.drivers.append((str(constants[0]), other.offset))
 
@@ -323,9 +322,8 @@ def _distance(value: object, clause: ParsedClause) -> float:
     if value is None:
         return 1.0
     if clause.quantities:
-        try:
-            have, want = Quantity.parse(str(value)), Quantity.parse(clause.quantities[0])
-        except ValueError:
+        have, want = quantity_in(value), quantity_in(clause.quantities[0])
+        if have is None or want is None:
             return 1.0
         most = max(abs(have.nano), abs(want.nano))
         return abs(have.nano - want.nano) / most if most else 0.0

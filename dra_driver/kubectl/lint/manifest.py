@@ -9,9 +9,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core import yaml_text
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.kube.state import identity
 from dra_driver.kubectl.lint.reading import Place, YamlNode, YamlProblem, plain_with_lines, read
 
 DRA_GROUP: Final = "resource.k8s.io"
@@ -175,13 +173,6 @@ def collect(paths: Sequence[str], read_stdin: Callable[[int], bytes]) -> Iterato
             yield from (_read(file, named_by_user=False) for file in _manifests_below(Path(path)))
         else:
             yield _read(Path(path), named_by_user=True)
-
-
-def sources_from_objects(objects: Sequence[Mapping[str, object]], origin: str) -> Iterator[ManifestSource]:
-    for item in objects:
-        name = "/".join(filter(None, identity(item)))
-        text = yaml_text.dump(dict(item))
-        yield ManifestSource(name=f"{origin}: {item.get('kind')} {name}", text=text)
 
 
 def _manifests_below(folder: Path) -> Iterator[Path]:

@@ -125,7 +125,6 @@ class Scope:
 
     def __init__(self, known: KnownObjects, manifests: Sequence[Manifest]) -> None:
         self.known = known
-        self.manifests = manifests
         self._by_kind: dict[str, dict[tuple[str, str], Manifest]] = {}
         for manifest in manifests:
             self._by_kind.setdefault(manifest.kind, {}).setdefault((manifest.namespace, manifest.name), manifest)

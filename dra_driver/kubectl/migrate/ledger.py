@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec import Struct, field
 
+from dra_driver.core.document import camel
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import cut
 
@@ -161,11 +162,6 @@ class GpuLayout(Struct, frozen=True, kw_only=True):
     pinned: bool = False
 
 
-class MigLayout(Struct, frozen=True, kw_only=True):
-    name: str
-    entries: Sequence[GpuLayout]
-
-
 class Gathered(Struct):
     """Results of the configuration translators.
 
@@ -178,7 +174,7 @@ class Gathered(Struct):
     plugin_configs: dict[str, PluginConfig] = field(default_factory=dict)
     standalone: set[str] = field(default_factory=set)
     plugin_default: str = ""
-    layouts: dict[str, MigLayout] = field(default_factory=dict)
+    layouts: dict[str, Sequence[GpuLayout]] = field(default_factory=dict)
     mig_default: str = ""
     mig_strategy: str = ""
     node_labels: dict[str, Mapping[str, str]] = field(default_factory=dict)
@@ -221,21 +217,17 @@ CHANGED: Final = FieldOutcome.CHANGED
 LOST: Final = FieldOutcome.NOT_CARRIED
 
 
-class MigrationNote(Struct, frozen=True, kw_only=True):
-    """Outcome of one field, or of all fields below it. ``path`` leads to it from the top of the document."""
+class FieldNote(Struct, frozen=True, kw_only=True, rename=camel):
+    """The outcome of one field of an input, or of all fields below it: ``outcome`` is a `FieldOutcome`."""
 
-    outcome: FieldOutcome
+    outcome: str
     file: str
     document: int
     line: int
     object: str
-    path: Path
+    field: str
     value: str
     message: str
-
-    @property
-    def field(self) -> str:
-        return path_text(self.path)
 
 
 class Ledger:
@@ -243,7 +235,7 @@ class Ledger:
 
     def __init__(self, document: InputDocument) -> None:
         self._document = document
-        self._notes: list[MigrationNote] = []
+        self._notes: list[tuple[Path, FieldNote]] = []
 
     def carried(self, path: Path, text: str) -> None:
         self.note(CARRIED, path, text)
@@ -254,9 +246,9 @@ class Ledger:
     def lost(self, path: Path, text: str) -> None:
         self.note(LOST, path, text)
 
-    def close(self, rest: FieldOutcome = LOST, text: str = UNKNOWN) -> tuple[MigrationNote, ...]:
+    def close(self, rest: FieldOutcome = LOST, text: str = UNKNOWN) -> tuple[FieldNote, ...]:
         """Return all notes in the order of paths; fields without one get ``rest`` and ``text``."""
-        noted = {note.path for note in self._notes}
+        noted = {path for path, _ in self._notes}
         above = {path[:length] for path in noted for length in range(len(path))}
         waiting: list[tuple[Path, object]] = [((), self._document.value)]
         while waiting:
@@ -267,22 +259,22 @@ class Ledger:
                 waiting += [((*path, step), item) for step, item in children(value)]
             else:
                 self.note(rest, path, text)
-        return tuple(sorted(self._notes, key=lambda note: (note.line, [str(step) for step in note.path])))
+        ordered = sorted(self._notes, key=lambda item: (item[1].line, [str(step) for step in item[0]]))
+        return tuple(note for _, note in ordered)
 
     def note(self, outcome: FieldOutcome, path: Path, text: str) -> None:
         document = self._document
-        self._notes.append(
-            MigrationNote(
-                outcome=outcome,
-                file=document.source,
-                document=document.number,
-                line=document.line_of(path),
-                object=document.label,
-                path=path,
-                value=_shown(at(document.value, *path)),
-                message=text,
-            )
+        note = FieldNote(
+            outcome=outcome,
+            file=document.source,
+            document=document.number,
+            line=document.line_of(path),
+            object=document.label,
+            field=path_text(path),
+            value=_shown(at(document.value, *path)),
+            message=text,
         )
+        self._notes.append((path, note))
 
 
 def _shown(value: object) -> str:

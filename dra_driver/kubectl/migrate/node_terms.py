@@ -9,7 +9,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.kubectl.migrate.gfd_labels import DeviceForm, UntranslatableLabelError, condition, is_gfd
-from dra_driver.kubectl.migrate.ledger import Ledger, Path, at, list_at, mapping_at, text_at
+from dra_driver.kubectl.migrate.ledger import FieldNote, Ledger, Path, at, list_at, mapping_at, text_at
 
 MAX_ALTERNATIVES: Final = 8
 """Maximum of ``firstAvailable`` (resource/v1 types.go, FirstAvailableDeviceRequestMaxSize)."""
@@ -23,9 +23,9 @@ Texts = Mapping[DeviceForm, str]
 """A condition per form of device; "" if every device of the form meets it."""
 
 
-def keeps_labels(path: Path, text: str) -> bool:
+def keeps_labels(note: FieldNote) -> bool:
     """Return whether a note says that a pod still requires GFD labels; a preference does not block a pod."""
-    return KEPT in text and _PREFERRED[-1] not in path
+    return KEPT in note.message and _PREFERRED[-1] not in note.field
 
 
 class NodeTerms(Struct, frozen=True, kw_only=True):

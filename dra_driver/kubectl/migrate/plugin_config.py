@@ -17,10 +17,10 @@ from dra_driver.kubectl.migrate.ledger import (
     NOTHING,
     OFF,
     Act,
+    FieldNote,
     Gathered,
     InputDocument,
     Ledger,
-    MigrationNote,
     Path,
     PluginConfig,
     ReplicatedResource,
@@ -116,7 +116,7 @@ def is_plugin_config(value: object) -> bool:
     return not {"kind", "mig-configs"} & keys and (bool({"flags", "sharing", "imex"} & keys) or keys == {"version"})
 
 
-def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
+def translate(document: InputDocument, name: str, gathered: Gathered) -> tuple[FieldNote, ...]:
     """Add the content of config ``name`` to ``gathered``. Raises ConfigurationError."""
     value = mapping_at(document.value)
     version = value.get("version", "v1")
@@ -390,7 +390,7 @@ def is_plugin_daemonset(value: object) -> bool:
     )
 
 
-def translate_daemonset(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+def translate_daemonset(document: InputDocument, gathered: Gathered) -> tuple[FieldNote, ...]:
     """Translate settings of the device plugin in its container's environment and arguments."""
     ledger = Ledger(document)
     base = ("spec", "template", "spec")

@@ -21,12 +21,11 @@ from dra_driver.kubectl.migrate.gfd_labels import DeviceForm
 from dra_driver.kubectl.migrate.ledger import (
     MIG_LABEL,
     PLUGIN_LABEL,
+    FieldNote,
     Gathered,
     GpuLayout,
     InputDocument,
     Ledger,
-    MigLayout,
-    MigrationNote,
     Path,
     PluginConfig,
     at,
@@ -65,7 +64,7 @@ def is_mig_parted(value: object) -> bool:
 # mig-parted rejects unknown fields. Device ids such as 0x233010DE are PCI device, then vendor. GPU numbers are NVML's.
 
 
-def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[FieldNote, ...]:
     """Add the layouts to ``gathered``. Raises ConfigurationError for files that mig-parted rejects."""
     ledger = Ledger(document)
     value = mapping_at(document.value)
@@ -83,7 +82,7 @@ def read_layouts(document: InputDocument, gathered: Gathered) -> tuple[Migration
         if not isinstance(entries, list) or not entries:
             raise document.error(path, "expected a list with at least one entry")
         found = [_entry(document, (*path, index), str(name), ledger) for index in range(len(entries))]
-        gathered.layouts[str(name)] = MigLayout(name=str(name), entries=[each for each in found if each is not None])
+        gathered.layouts[str(name)] = [each for each in found if each is not None]
     return ledger.close()
 
 
@@ -290,7 +289,7 @@ def memory_of(gathered: Gathered, said_mib: int) -> MemoryKnowledge:
 
 def classes(gathered: Gathered, asked_for: Iterable[str], driver: str) -> list[dict[str, object]]:
     """Return classes for profiles, as `kubectl dra classes` creates them, and for renamed resources."""
-    entries = [entry for layout in gathered.layouts.values() for entry in layout.entries]
+    entries = [entry for layout in gathered.layouts.values() for entry in layout]
     profiles = {COMPUTE.sub("", each) for entry in entries for each in entry.profiles or ()} | set(asked_for)
     made = [class_of(Offer(names.PROFILE, each), driver) for each in sorted(profiles)]
     return [*made, *(_renamed(*each, driver) for each in sorted(gathered.renamed.items()))]
@@ -306,7 +305,7 @@ def _single_profile(gathered: Gathered) -> str:
     layout = gathered.layouts.get(gathered.mig_default)
     if (strategies or {gathered.mig_strategy}) != {"single"} or layout is None:
         return ""
-    found = {profile for entry in layout.entries for profile in entry.profiles or ("",)}
+    found = {profile for entry in layout for profile in entry.profiles or ("",)}
     return found.pop() if len(found) == 1 else ""
 
 
@@ -363,8 +362,8 @@ def drafts(gathered: Gathered) -> list[PolicyDraft]:
     configs = list(gathered.plugin_configs.values()) or [PluginConfig(name="")]
     shared = [draft for config in configs for draft in _of_config(config, gathered)]
     joined: list[PolicyDraft] = []
-    for layout in gathered.layouts.values():
-        for draft in _of_layout(layout.name, layout.entries, gathered):
+    for name, layout in gathered.layouts.items():
+        for draft in _of_layout(name, layout, gathered):
             joined += _joined(draft, shared) if draft.whole and not draft.hidden else [draft]
     return [*shared, *joined]
 
@@ -447,11 +446,6 @@ def _joined(draft: PolicyDraft, shared: Sequence[PolicyDraft]) -> list[PolicyDra
     return found
 
 
-def _default_percent(draft: PolicyDraft) -> dict[str, object]:
-    """Return the field for a number of replicas that ``parts`` cannot have."""
-    return {"defaultComputePercent": share_percent(draft.max_shares) if draft.strategy == "MPS" else 0}
-
-
 def _object(draft: PolicyDraft) -> dict[str, object]:
     select: dict[str, object] = {}
     if draft.nodes is not None:
@@ -473,11 +467,9 @@ def _object(draft: PolicyDraft) -> dict[str, object]:
             counts = [{"profile": profile, "count": count} for profile, count in (draft.layout or {}).items()]
             spec["mig"] = {"mode": "WhenFree", **({"layout": counts} if counts else {})}
     if draft.strategy and not draft.hidden:
-        equal = 2 <= draft.max_shares <= names.ALL_PERCENT
-        spec["sharing"] = {
-            "strategy": draft.strategy,
-            "maxShares": draft.max_shares,
-            # A pod with an extended resource gets one of the replicas.
-            **({"defaultShare": {"parts": draft.max_shares}} if equal else _default_percent(draft)),
-        }
+        # A pod with an extended resource gets one of the replicas. ``parts`` cannot have other numbers of them.
+        share: dict[str, object] = {"defaultShare": {"parts": draft.max_shares}}
+        if not 2 <= draft.max_shares <= names.ALL_PERCENT:
+            share = {"defaultComputePercent": share_percent(draft.max_shares) if draft.strategy == "MPS" else 0}
+        spec["sharing"] = {"strategy": draft.strategy, "maxShares": draft.max_shares, **share}
     return {"apiVersion": API, "kind": "GpuPolicy", "metadata": {"name": draft.name}, "spec": spec}

@@ -4,16 +4,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from msgspec import Struct
-
-from dra_driver.core.convert import convert
-from dra_driver.core.document import JsonDocument, camel
+from dra_driver.core.document import JsonDocument
 from dra_driver.core.text import printable
-from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldOutcome, MigrationNote
+from dra_driver.kubectl.migrate.ledger import UNCHANGED, FieldNote, FieldOutcome
 from dra_driver.kubectl.migrate.translation import Translation
 
 _PLACES: Final = 3
-_ORDER: Final = (FieldOutcome.NOT_CARRIED, FieldOutcome.CHANGED, FieldOutcome.CARRIED)
 
 
 def counts(translation: Translation) -> Mapping[FieldOutcome, int]:
@@ -36,26 +32,13 @@ def summary(translation: Translation) -> str:
 def as_text(translation: Translation) -> str:
     """Return the report, most urgent notes first. Names and values of inputs are escaped."""
     lines = [f"cannot read: {problem}" for problem in translation.problems]
-    for outcome in _ORDER:
+    for outcome in reversed(FieldOutcome):
         notes = [note for note in translation.notes if note.outcome is outcome]
         if notes:
             lines += ["", f"{outcome.upper()} ({len(notes)})", *_by_document(notes)]
     if translation.hints:
         lines += ["", "BEFORE APPLYING", *(f"  - {hint}" for hint in translation.hints)]
     return "\n".join(printable(line) for line in [*lines, "", summary(translation)]).lstrip("\n")
-
-
-class FieldNote(Struct, frozen=True, kw_only=True, rename=camel):
-    """The outcome of one field of an input: ``outcome`` is carried over, changed or not carried over."""
-
-    outcome: str
-    file: str
-    document: int
-    line: int
-    object: str
-    field: str
-    value: str
-    message: str
 
 
 class MigrationReport(JsonDocument, frozen=True, kw_only=True):
@@ -80,18 +63,18 @@ def report_of(translation: Translation) -> MigrationReport:
         outcomes={str(outcome): count for outcome, count in counts(translation).items()},
         problems=tuple(translation.problems),
         hints=tuple(translation.hints),
-        items=convert(translation.notes, list[FieldNote], from_attributes=True),
+        items=translation.notes,
     )
 
 
-def _by_document(notes: Sequence[MigrationNote]) -> list[str]:
-    documents: defaultdict[tuple[str, str], list[MigrationNote]] = defaultdict(list)
+def _by_document(notes: Sequence[FieldNote]) -> list[str]:
+    documents: defaultdict[tuple[str, str], list[FieldNote]] = defaultdict(list)
     for note in notes:
         documents[note.file, note.object].append(note)
     lines = []
     for (source, subject), found in documents.items():
         lines.append(f"  {source}: {subject}")
-        said: defaultdict[str, list[MigrationNote]] = defaultdict(list)
+        said: defaultdict[str, list[FieldNote]] = defaultdict(list)
         for note in found:
             said[note.message].append(note)
         for text, same in said.items():
@@ -102,7 +85,7 @@ def _by_document(notes: Sequence[MigrationNote]) -> list[str]:
     return lines
 
 
-def _fields(notes: Sequence[MigrationNote]) -> str:
+def _fields(notes: Sequence[FieldNote]) -> str:
     shown = [f"{note.field}={note.value}" if note.value and len(notes) == 1 else note.field for note in notes[:_PLACES]]
     more = f" and {len(notes) - _PLACES} more" if len(notes) > _PLACES else ""
     return f"line {notes[0].line}: {', '.join(shown)}{more}"

@@ -155,7 +155,6 @@ def _of_labels(labels: Mapping[str, object]) -> int:
 
 API: Final = "resource.k8s.io/v1"
 _MAX_SELECTORS: Final = 32
-_MIB: Final = 2**20
 
 
 class DeviceWish(Struct, frozen=True, kw_only=True):

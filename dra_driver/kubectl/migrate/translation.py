@@ -13,10 +13,10 @@ from dra_driver.kubectl.migrate import plugin_config, policies, workloads
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     LOST,
+    FieldNote,
     Gathered,
     InputDocument,
     Ledger,
-    MigrationNote,
     Path,
     apply,
     at,
@@ -56,7 +56,7 @@ _MARKS: Final = ("mig-configs:", "sharing:", "migStrategy", "flags:", '"sharing"
 
 def contents(
     document: InputDocument, read_text: ReadText
-) -> tuple[list[tuple[str, InputDocument]], tuple[MigrationNote, ...]]:
+) -> tuple[list[tuple[str, InputDocument]], tuple[FieldNote, ...]]:
     """Return the configs in a ConfigMap by their keys, and notes about the ConfigMap. Raises ConfigurationError."""
     found = _read(document, ("data",), read_text)
     if not found:
@@ -67,7 +67,7 @@ def contents(
     return found, ledger.close(CARRIED, "unchanged, for the nodes of the device plugin")
 
 
-def untouched(document: InputDocument) -> tuple[MigrationNote, ...]:
+def untouched(document: InputDocument) -> tuple[FieldNote, ...]:
     return Ledger(document).close(CARRIED, "unchanged and not printed: it requests no GPU")
 
 
@@ -75,13 +75,13 @@ def inline(document: InputDocument, read_text: ReadText) -> list[tuple[str, Inpu
     return [each for path in _INLINE for each in _read(document, path, read_text)]
 
 
-def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[MigrationNote, ...]:
+def translate_config(document: InputDocument, key: str, gathered: Gathered) -> tuple[FieldNote, ...]:
     if policies.is_mig_parted(document.value):
         return policies.read_layouts(document, gathered)
     return plugin_config.translate(document, key, gathered)
 
 
-def translate_file(document: InputDocument, gathered: Gathered) -> tuple[MigrationNote, ...]:
+def translate_file(document: InputDocument, gathered: Gathered) -> tuple[FieldNote, ...]:
     """Translate a device plugin config from a file. It applies to all nodes: no label selects it."""
     stem = PurePath(document.source).stem
     name = stem if stem.isprintable() and stem not in {"", "-", "<stdin>"} else "config"
@@ -226,7 +226,7 @@ class Translation(Struct):
     templates: list[ApiObject] = field(default_factory=list)
     workloads: list[tuple[str, ApiObject]] = field(default_factory=list)
     values: ApiObject = field(default_factory=dict)
-    notes: list[MigrationNote] = field(default_factory=list)
+    notes: list[FieldNote] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     hints: list[str] = field(default_factory=list)
     inputs: int = 0
@@ -252,9 +252,8 @@ def translate(documents: Iterable[InputDocument], options: MigrateOptions, read_
             found.problems.append(_odd(document, error))
     policies.set_shared_class(gathered)
     known = known_resources(gathered, options.driver)
-    pod_options = PodOptions(
-        driver=options.driver, keep=options.keep, resources=known, memory=memory_of(gathered, options.gpu_memory_mib)
-    )
+    memory = memory_of(gathered, options.gpu_memory_mib)
+    pod_options = PodOptions(keep=options.keep, resources=known, memory=memory)
     book = TemplateBook()
     for name, document in later:
         try:
@@ -355,7 +354,7 @@ def _hints(gathered: Gathered, drafts: Sequence[PolicyDraft], found: Translation
         )
     if any(value.get("kind") not in {"ResourceQuota", "LimitRange"} for _, value in found.workloads):
         hints += [_TOLERATIONS, _COMMENTS]
-    waiting = {(note.file, note.document) for note in found.notes if keeps_labels(note.path, note.message)}
+    waiting = {(note.file, note.document) for note in found.notes if keeps_labels(note)}
     if waiting:
         hints.append(f"{len(waiting)} {'workload keeps' if len(waiting) == 1 else 'workloads keep'} {_LABELS_KEPT}")
     if found.could_stay and not keep:

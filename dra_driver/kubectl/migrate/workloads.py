@@ -11,13 +11,13 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.kubectl.migrate.ledger import (
     CARRIED,
     UNCHANGED,
+    FieldNote,
     InputDocument,
     Ledger,
-    MigrationNote,
     Path,
     at,
     children,
@@ -96,9 +96,8 @@ _NO_LIMIT: Final = "Neither time-sliced replicas nor shares limit memory"
 
 
 class PodOptions(Struct, frozen=True, kw_only=True):
-    """``driver`` is the name of the DRA driver. ``keep``: do not change pods that can run unchanged."""
+    """``keep``: do not change pods that can run unchanged."""
 
-    driver: str
     keep: bool
     resources: KnownResources
     memory: MemoryKnowledge
@@ -155,11 +154,11 @@ def _translate_pod(
             claims.append(use)
         later = next((each for each in requests if requests[each] == request and not each.reusable), None)
         _note(ask, request if several else "", claim, base, ledger, later=later)
-    terms = NodeConditions(spec, forms, options.driver, ledger, base).take()
+    terms = NodeConditions(spec, forms, options.resources.driver, ledger, base).take()
     wishes: dict[str, DeviceWish] = {}
     for ask, request in requests.items():  # the largest wish of a request comes first
         wishes.setdefault(request if several else "gpu", ask.wish)
-    name = book.template(namespace, wishes, terms, options.driver)
+    name = book.template(namespace, wishes, terms, options.resources.driver)
     list_in(spec, "resourceClaims").append({"name": claim, "resourceClaimTemplateName": name})
     _tidy(spec, {(ask.list_name, ask.index) for ask in asks}, base, ledger)
     return True
@@ -212,10 +211,8 @@ def _refused(container: object, resource: str) -> str:
 
 
 def _same(one: object, other: object) -> bool:
-    try:
-        return Quantity.parse(str(one)).as_int() == Quantity.parse(str(other)).as_int()
-    except ValueError:
-        return str(one) == str(other)
+    left, right = quantity_in(one), quantity_in(other)
+    return str(one) == str(other) if left is None or right is None else left.as_int() == right.as_int()
 
 
 def _wish(resource: str, count: int, spec: object, options: PodOptions) -> DeviceWish:
@@ -328,7 +325,7 @@ class TranslatedObject(Struct, frozen=True, kw_only=True):
     """``value`` is None if unchanged. ``can_stay``: classes with an extended resource could serve it."""
 
     value: dict[str, object] | None = None
-    notes: tuple[MigrationNote, ...]
+    notes: tuple[FieldNote, ...]
     can_stay: bool = False
 
 

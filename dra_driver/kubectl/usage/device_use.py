@@ -10,7 +10,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import fields
 
 from dra_driver.core.document import JsonDocument, camel
-from dra_driver.core.quantity import Quantity
+from dra_driver.core.quantity import quantity_in
 from dra_driver.core.text import printable
 from dra_driver.core.wire import from_wire
 from dra_driver.kube.devices import HeldClaim, held_claim
@@ -277,10 +277,8 @@ def text(value: object) -> str:
 
 def amount_in(value: object) -> int | None:
     """Return a quantity as a whole number; None for a value of another form."""
-    try:
-        return Quantity.parse(str(value)).as_int() if isinstance(value, str | int) else None
-    except ValueError:
-        return None
+    found = quantity_in(value) if isinstance(value, str | int) else None
+    return None if found is None else found.as_int()
 
 
 def _ratio(percent: float | None) -> float | None:

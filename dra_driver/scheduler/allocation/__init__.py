@@ -20,6 +20,7 @@ from dra_driver.scheduler.allocation.events import (
 )
 from dra_driver.scheduler.allocation.extended import (
     EXTENDED_CLAIM_ANNOTATION,
+    IMPLICIT_PREFIX,
     ExtendedClaim,
     extended_claim,
     resource_classes,

@@ -152,11 +152,6 @@ _DEFAULT_FEATURES: Final = SchedulerFeatures()
 _DEFAULT_LIMITS: Final = Limits()
 
 
-def random_share_id() -> str:
-    """A random UUID (version 4), the form of the scheduler's share IDs."""
-    return str(uuid.uuid4())
-
-
 class AllocationOutcome(Struct, frozen=True, kw_only=True):
     """The answer for one node: ``allocations`` has one AllocationResult per claim, in their order, or is None for
     ``reason``. The scheduler reports ``invalid_pools``, with contradictory slices, as an error of this node when the
@@ -205,7 +200,7 @@ class Allocator:
         features: SchedulerFeatures = _DEFAULT_FEATURES,
         quirks: SchedulerQuirks = V1_36,
         limits: Limits = _DEFAULT_LIMITS,
-        new_share_id: Callable[[], str] = random_share_id,
+        new_share_id: Callable[[], str] = lambda: str(uuid.uuid4()),  # the form of the scheduler's share IDs
     ) -> None:
         self._rules = SchedulerRules(features=replace(features, one_allocator=quirks.one_allocator), quirks=quirks)
         self._limits = limits

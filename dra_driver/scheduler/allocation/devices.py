@@ -51,14 +51,6 @@ def pool_uses(claims: Iterable[Wire], *, shares: bool) -> dict[PoolKey, PoolUse]
     return uses
 
 
-def allocated_devices(claims: Iterable[Wire]) -> Iterable[DeviceId]:
-    """Devices that are allocated, whole or in shares. A result with admin access allocates nothing."""
-    for claim in claims:
-        for result in results_of(claim):
-            if not result.get("adminAccess"):
-                yield DeviceId(result["driver"], result["pool"], result["device"])
-
-
 def _name(claim: Wire) -> str:
     metadata = claim.get("metadata") or {}
     return f"{metadata.get('namespace', '')}/{metadata.get('name', '')}"
@@ -233,22 +225,14 @@ class CounterAccount:
         self.left = list(supply.left)
         self.overdrawn = sum(value < 0 for value in self.left)
 
-    def charge(self, charges: Charges) -> bool:
-        self._move(charges, -1)
-        if self.overdrawn:
-            self._move(charges, 1)
-            return False
-        return True
-
-    def refund(self, charges: Charges) -> None:
-        self._move(charges, 1)
-
-    def shortage(self, charges: Charges) -> CounterShort:
-        """The first counter that prevents these charges. Call it after `charge` returned False."""
-        self._move(charges, -1)
+    def charge(self, charges: Charges) -> CounterShort | None:
+        """Charge the counters, or return the first one that prevents it; then nothing is charged."""
+        self.move(charges, -1)
+        if not self.overdrawn:
+            return None
         touched = [place for place, _ in charges if self.left[place] < 0]
         place = touched[0] if touched else next(place for place, value in enumerate(self.left) if value < 0)
-        self._move(charges, 1)
+        self.move(charges, 1)
         counter_set, counter = next(name for name, at in self.supply.index.items() if at == place)
         wanted = sum(value for at, value in charges if at == place)
         return CounterShort(
@@ -259,7 +243,8 @@ class CounterAccount:
             own=bool(touched),
         )
 
-    def _move(self, charges: Charges, direction: int) -> None:
+    def move(self, charges: Charges, direction: int) -> None:
+        """Charge (``direction`` -1) or refund (1)."""
         left = self.left
         for place, value in charges:
             before = left[place]
@@ -273,7 +258,7 @@ class Charge(NamedTuple):
     charges: Charges
 
     def refund(self) -> None:
-        self.account.refund(self.charges)
+        self.account.move(self.charges, 1)
 
 
 class CounterLedger:
@@ -295,7 +280,7 @@ class CounterLedger:
         if account is None:
             account = self._accounts[name] = CounterAccount(self._supply_of(pool))
         charges = self._charges(device, account.supply, self._supply_of(pool))
-        return Charge(account, charges) if account.charge(charges) else account.shortage(charges)
+        return account.charge(charges) or Charge(account, charges)
 
     def _charges(self, device: PoolDevice, charged: CounterSupply, own: CounterSupply) -> Charges:
         if charged is not own:

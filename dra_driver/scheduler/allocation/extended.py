@@ -94,10 +94,14 @@ class _Shared(Struct):
     resource: str
     class_name: str
     lasting: dict[int, _Request] = field(default_factory=dict)
-    largest: _Request | None = None
+    ending: list[_Request] = field(default_factory=list)
     _of_lasting: list[dict[str, str]] = field(default_factory=list)
     _of_ending: list[dict[str, str]] = field(default_factory=list)
-    _ending_names: set[str] = field(default_factory=set)
+
+    @property
+    def largest(self) -> list[_Request]:
+        """The first of the largest requests of init containers that end; empty without one."""
+        return sorted(self.ending, key=lambda request: -request.count)[:1]
 
     def fill(self, containers: Sequence[_Container]) -> None:
         for one in containers:
@@ -109,19 +113,17 @@ class _Shared(Struct):
             if one.ends:
                 later = [request for index, request in self.lasting.items() if index >= one.index]
                 request = self._request(one, later, self._of_ending)
-                if request is not None:
-                    self._ending_names.add(request.name)
-                    most = self.largest.count if self.largest else 0
-                    self.largest = request if request.count > most else self.largest
+                self.ending += [request] if request is not None else []
 
     def requests(self) -> list[_Request]:
-        return ([self.largest] if self.largest else []) + list(self.lasting.values())
+        return [*self.largest, *self.lasting.values()]
 
     def mappings(self) -> list[dict[str, str]]:
         """Init containers run in sequence, so the largest of their requests satisfies all of them."""
+        names = {request.name for request in self.ending}
         for mapping in self._of_ending:
-            if self.largest and mapping["requestName"] in self._ending_names:
-                mapping["requestName"] = self.largest.name
+            if mapping["requestName"] in names:
+                mapping["requestName"] = self.largest[0].name
         return self._of_lasting + self._of_ending
 
     def _request(

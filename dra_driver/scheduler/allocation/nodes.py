@@ -11,6 +11,7 @@ pods or volumes. Of taints on devices, only NoSchedule and NoExecute prevent the
 """
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Final
@@ -18,7 +19,7 @@ from typing import Final
 from msgspec import Struct, field
 
 from dra_driver.core.errors import AllocationError
-from dra_driver.core.quantity import NANO, Quantity
+from dra_driver.core.quantity import NANO, quantity_in
 from dra_driver.scheduler.allocation.events import Tainted, Wire
 
 _INT64: Final = 2**63
@@ -140,7 +141,7 @@ def tolerates(toleration: Wire, taint: Wire) -> bool:
     return bool(operator == "Exists")
 
 
-Amounts = dict[str, int]  # resource name -> billionths
+Amounts = Counter[str]  # resource name -> billionths
 
 MAX_PODS: Final = 110
 _UNSCHEDULABLE: Final = "node.kubernetes.io/unschedulable"
@@ -150,7 +151,7 @@ class NodeUsage(Struct):
     """Return the resources that the pods on a node use."""
 
     pods: int = 0
-    taken: Amounts = field(default_factory=dict)
+    taken: Amounts = field(default_factory=Counter)
     ports: set[tuple[int, str]] = field(default_factory=set)
 
 
@@ -163,8 +164,7 @@ def usage_by_node(pods: Iterable[Wire]) -> dict[str, NodeUsage]:
         usage = found.setdefault(node, NodeUsage())
         usage.pods += 1
         usage.ports |= host_ports(pod)
-        for resource, value in requests_of(pod).items():
-            usage.taken[resource] = usage.taken.get(resource, 0) + value
+        usage.taken.update(requests_of(pod))
     return found
 
 
@@ -190,25 +190,17 @@ def requests_of(pod: Wire) -> Amounts:
     """The pod's requests of plain resources (k8s.io/component-helpers resource/helpers.go, PodRequests). Containers add
     up. Init containers run in sequence; sidecars (restartPolicy Always) keep running."""
     spec = pod.get("spec") or {}
-    total: Amounts = {}
+    total, beside, peak = Amounts(), Amounts(), Amounts()
     for container in spec.get("containers") or ():
-        _add(total, _asked(container))
-    beside: Amounts = {}
-    peak: Amounts = {}
+        total += _asked(container)
     for container in spec.get("initContainers") or ():
         asked = _asked(container)
+        peak |= beside + asked
         if container.get("restartPolicy") == "Always":
-            _add(total, asked)
-            _add(beside, asked)
-            _raise_to(peak, beside)
-        else:
-            alone = dict(asked)
-            _add(alone, beside)
-            _raise_to(peak, alone)
-    _raise_to(total, peak)
-    total.update(_asked(spec))
-    _add(total, {name: _nano(value) for name, value in (spec.get("overhead") or {}).items()})
-    return {name: value for name, value in total.items() if value}
+            total += asked
+            beside += asked
+    overhead = Amounts({name: _nano(value) for name, value in (spec.get("overhead") or {}).items()})
+    return Amounts({**(total | peak), **_asked(spec)}) + overhead
 
 
 def host_ports(pod: Wire) -> set[tuple[int, str]]:
@@ -244,7 +236,7 @@ def _shortage(pod: Wire, node: Wire, usage: NodeUsage, served: frozenset[str]) -
         return ""  # a node from a manifest or of the embedded cluster, which states no capacity
     short = []
     for resource, value in sorted(requests_of(pod).items()):
-        if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken.get(resource, 0):
+        if resource not in served and value > _nano(offered.get(resource, 0)) - usage.taken[resource]:
             short.append(f"Insufficient {resource}")
     return ", ".join(short)
 
@@ -266,17 +258,7 @@ def _is_tolerated(pod: Wire, taint: Wire) -> bool:
 def _asked(owner: Wire) -> Amounts:
     resources = owner.get("resources") or {}
     both = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-    return {name: _nano(value) for name, value in both.items()}
-
-
-def _add(total: Amounts, more: Amounts) -> None:
-    for name, value in more.items():
-        total[name] = total.get(name, 0) + value
-
-
-def _raise_to(total: Amounts, least: Amounts) -> None:
-    for name, value in least.items():
-        total[name] = max(total.get(name, 0), value)
+    return Amounts({name: _nano(value) for name, value in both.items()})
 
 
 def _nano(value: object) -> int:
@@ -286,7 +268,5 @@ def _nano(value: object) -> int:
 @lru_cache(maxsize=4096)
 def _parsed(text: str) -> int:
     """Billionths. A malformed quantity counts as 0; the API server admits none."""
-    try:
-        return Quantity.parse(text).nano
-    except ValueError:
-        return 0
+    found = quantity_in(text)
+    return 0 if found is None else found.nano

@@ -97,7 +97,8 @@ class Candidates(Struct, eq=False):
     def __post_init__(self) -> None:
         alternative, checks = self._alternative, self._checks
         self.size = alternative.count
-        self._has_side_effects = any(checks.is_stateful(alternative, place) for place in alternative.constraints)
+        constraints = checks.decoded[alternative.claim].constraints
+        self._has_side_effects = any(constraints[place].distinct for place in alternative.constraints)
 
     def list_all(self) -> None:
         checks, alternative = self._checks, self._alternative
@@ -232,9 +233,6 @@ class AllocationState:
             self._reject(alternative, device, events.InUse(holders=device.slice.holders(device.name)))
         return True
 
-    def is_stateful(self, alternative: Alternative, constraint: int) -> bool:
-        return self.decoded[alternative.claim].constraints[constraint].distinct
-
     def is_taken_by_pod(self, alternative: Alternative, device: PoolDevice) -> bool:
         users = self._users.get(device)
         if not users or (alternative.admin_access and alternative.claim not in users):
@@ -332,13 +330,10 @@ class AllocationState:
         users = self._users.get(device)
         if users is not None:
             users.discard(alternative.claim)
-        if pick.consumed is None:
-            self._discharge(pick)
-        else:
-            if pick.consumed:
-                self._unshare(device, pick.consumed)
-            if not self._quirks.shares_stay_charged:
-                self._discharge(pick)
+        if pick.consumed:
+            self._unshare(device, pick.consumed)
+        if pick.charge is not None and (pick.consumed is None or not self._quirks.shares_stay_charged):
+            pick.charge.refund()
         self.picks[alternative.claim].pop()
         if (
             pick.consumed == {}
@@ -434,10 +429,6 @@ class AllocationState:
                 pending[name] -= value.nano
         if not any(pending.values()):
             del self._pending[device]
-
-    def _discharge(self, pick: Pick) -> None:
-        if pick.charge is not None:
-            pick.charge.refund()
 
     def _check_pools(self, alternative: Alternative) -> None:
         for pool in self._reachable.broken:

@@ -13,6 +13,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import SelectorBudgetError
+from dra_driver.core.text import cut
 
 ANSWER_S: Final = 2.0
 COSTLY: Final = 20_000
@@ -30,7 +31,7 @@ class SelectorBudget(Struct):
     def spending(self, expression: str) -> Iterator[None]:
         """Raises SelectorBudgetError if no time is left."""
         if self.left_s <= 0:
-            shown = expression if len(expression) <= 80 else f"{expression[:79]}…"
+            shown = cut(expression, 80)
             raise SelectorBudgetError(
                 f"not evaluated, because costly selectors took {self.total_s:g} s: {' '.join(shown.split())!r}; "
                 "write a selector that costs less"

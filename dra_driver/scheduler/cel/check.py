@@ -319,12 +319,8 @@ _FORMATTED: Final = {
 }
 
 
-def validate(source: syntax.SourceText, root: syntax.Expr) -> None:
+def validate(source: syntax.SourceText, node: syntax.Expr, formatting: bool = False) -> None:
     """Raises CelSyntaxError at the first invalid literal or constant argument."""
-    _validate(source, root, formatting=False)
-
-
-def _validate(source: syntax.SourceText, node: syntax.Expr, formatting: bool) -> None:
     if isinstance(node, syntax.Call):
         _constant_argument(source, node)
         if node.function == "format":
@@ -335,7 +331,7 @@ def _validate(source: syntax.SourceText, node: syntax.Expr, formatting: bool) ->
     elif isinstance(node, syntax.MapLiteral) and not formatting:
         _map(source, node)
     for child in syntax.children(node):
-        _validate(source, child, formatting)
+        validate(source, child, formatting)
 
 
 def _constant_argument(source: syntax.SourceText, node: syntax.Call) -> None:

@@ -2,8 +2,8 @@
 guards of cel-go common/decls/decls.go: of lists and maps only the first element is checked."""
 
 from collections.abc import Callable
-from functools import lru_cache
 from itertools import islice
+from operator import call
 from typing import Final
 
 from dra_driver.scheduler.cel import operators as ops
@@ -22,66 +22,41 @@ _RUNTIME: Final = {
 _UNGUARDED: Final = frozenset({"flatten", "@not_strictly_false"})
 
 
-@lru_cache(maxsize=1)
-def _functions() -> dict[str, Function]:
-    return {
-        **ops.FUNCTIONS,
-        **convert.FUNCTIONS,
-        **strings.FUNCTIONS,
-        "format": format_string,
-        **lists.FUNCTIONS,
-        **kube.FUNCTIONS,
-        **net.FUNCTIONS,
-    }
+_FUNCTIONS: Final[dict[str, Function]] = {
+    **ops.FUNCTIONS,
+    **convert.FUNCTIONS,
+    **strings.FUNCTIONS,
+    "format": format_string,
+    **lists.FUNCTIONS,
+    **kube.FUNCTIONS,
+    **net.FUNCTIONS,
+}
 
 
 def implementation(name: str, overloads: list[Overload], known: bool) -> Function:
     """The function to call with the evaluated arguments. ``known``: their types are certain, no guard is needed."""
-    function = _functions()[name]
-    if len(overloads) == 1:
-        overload = overloads[0]
-        target = lists.OVERLOADS.get(overload.id, function)
-        unguarded = known or overload.binding == "s" or name in _UNGUARDED
-        return target if unguarded else _guarded(name, overload, target)
+    function = _FUNCTIONS[name]
+    if len(overloads) == 1 and (known or name in _UNGUARDED):
+        return lists.OVERLOADS.get(overloads[0].id, function)
+    # Only functions of one implementation have overloads without guards.
     if any(overload.binding == "s" for overload in overloads):
         return function
-    return _dispatched(name, overloads, function)
+    return _guarded(name, overloads, function)
 
 
-def _guarded(name: str, overload: Overload, target: Function) -> Function:
-    tests = [_test_of(argument) for argument in overload.arguments]
-    if len(tests) == 1:
-        (only,) = tests
-
-        def guarded_one(value: object) -> object:
-            if not only(value):
-                raise no_overload(f"{name}({type_name(value)})")
-            return target(value)
-
-        return guarded_one
-
-    def guarded(*values: object) -> object:
-        for test, value in zip(tests, values, strict=True):
-            if not test(value):
-                raise no_overload(f"{name}({', '.join(map(type_name, values))})")
-        return target(*values)
-
-    return guarded
-
-
-def _dispatched(name: str, overloads: list[Overload], function: Function) -> Function:
+def _guarded(name: str, overloads: list[Overload], function: Function) -> Function:
     choices = [
         ([_test_of(argument) for argument in overload.arguments], lists.OVERLOADS.get(overload.id, function))
         for overload in overloads
     ]
 
-    def dispatched(*values: object) -> object:
+    def guarded(*values: object) -> object:
         for tests, target in choices:
-            if len(tests) == len(values) and all(test(v) for test, v in zip(tests, values, strict=True)):
+            if len(tests) == len(values) and all(map(call, tests, values)):
                 return target(*values)
         raise no_overload(f"{name}({', '.join(map(type_name, values))})")
 
-    return dispatched
+    return guarded
 
 
 def _test_of(term: Type) -> Callable[[object], bool]:

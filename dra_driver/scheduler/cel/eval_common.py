@@ -2,7 +2,8 @@
 loops. `evaluators` adds how a selection, an operator and a call is evaluated and charged; results and errors are the
 same."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Final
 
 from msgspec import Struct
@@ -90,34 +91,6 @@ def build_list(steps: list[Closure], optional: frozenset[int]) -> Closure:
     def built(env: Env) -> list[object]:
         made = [given(step(env), position in optional, "list element") for position, step in enumerate(steps)]
         return [value for value in made if value is not MISSING]
-
-    return built
-
-
-def build_map(steps: list[tuple[Closure, Closure, bool]]) -> Closure:
-    def built(env: Env) -> CelMap:
-        data: dict[object, object] = {}
-        for key_step, value_step, optional in steps:
-            key, value = key_step(env), given(value_step(env), optional, "entry")
-            if value is MISSING:
-                data.pop(encode_key(key), None)
-            else:
-                data[encode_key(key)] = value
-        return CelMap(data)
-
-    return built
-
-
-def build_message(name: str, steps: list[tuple[str, Closure, bool]]) -> Closure:
-    def built(env: Env) -> object:
-        fields: dict[str, object] = {}
-        for field, step, optional in steps:
-            value = given(step(env), optional, "entry")
-            if value is MISSING:
-                fields.pop(field, None)
-            else:
-                fields[field] = value
-        return wellknown.make(name, fields)
 
     return built
 
@@ -296,12 +269,28 @@ class ClosureBuilder:
         return self._charged(LIST, build_list([self.build(element) for element in node.elements], node.optional))
 
     def _makemap(self, node: ir.MakeMap) -> Closure:
-        parts = [(self.build(key), self.build(value), optional) for key, value, optional in node.entries]
-        return self._charged(MAP, build_map(parts))
+        return self._charged(MAP, self._entries(node.entries, CelMap))
 
     def _makemessage(self, node: ir.MakeMessage) -> Closure:
-        parts = [(name, self.build(value), optional) for name, value, optional in node.entries]
-        return self._charged(MESSAGE, build_message(node.name, parts))
+        fields = [(ir.Constant(name), value, optional) for name, value, optional in node.entries]
+        return self._charged(MESSAGE, self._entries(fields, partial(wellknown.make, node.name)))
+
+    def _entries(
+        self, entries: Iterable[tuple[ir.IrNode, ir.IrNode, bool]], make: Callable[[dict[Any, object]], object]
+    ) -> Closure:
+        steps = [(self.build(key), self.build(value), optional) for key, value, optional in entries]
+
+        def built(env: Env) -> object:
+            data: dict[object, object] = {}
+            for key_step, value_step, optional in steps:
+                key, value = key_step(env), given(value_step(env), optional, "entry")
+                if value is MISSING:
+                    data.pop(encode_key(key), None)
+                else:
+                    data[encode_key(key)] = value
+            return make(data)
+
+        return built
 
     def _foldloop(self, node: ir.FoldLoop) -> Closure:
         over = self.build(node.over)

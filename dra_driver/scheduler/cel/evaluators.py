@@ -211,7 +211,7 @@ class MeteredBuilder(ClosureBuilder):
         needs_result, stops, lenient = cost in c.NEEDS_RESULT, node.stops, node.lenient
 
         def invoked(env: Env) -> object:
-            values, failed = _leading(env, arguments) if stops else _arguments(env, arguments)
+            values, failed = _arguments(env, arguments, stops)
             if failed is not None and not lenient:
                 if len(values) == len(arguments):
                     env[1].charge(cost(values, c.FAILED))
@@ -231,7 +231,7 @@ class MeteredBuilder(ClosureBuilder):
         return invoked
 
 
-def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
+def _arguments(env: Env, closures: list[Closure], stops: bool = False) -> tuple[list[object], EvalError | None]:
     values, failed = [], None
     for closure in closures:
         try:
@@ -239,15 +239,6 @@ def _arguments(env: Env, closures: list[Closure]) -> tuple[list[object], EvalErr
         except EvalError as error:
             values.append(c.FAILED)
             failed = failed or error
+            if stops:
+                break
     return values, failed
-
-
-def _leading(env: Env, closures: list[Closure]) -> tuple[list[object], EvalError | None]:
-    values: list[object] = []
-    for closure in closures:
-        try:
-            values.append(closure(env))
-        except EvalError as error:
-            values.append(c.FAILED)
-            return values, error
-    return values, None

@@ -145,7 +145,6 @@ class IrBuilder:
     def __init__(self, source: syntax.SourceText, variables: Mapping[str, int] = SELECTOR_SLOTS) -> None:
         self._source = source
         self._scopes: list[dict[str, int]] = [dict(variables)]
-        self.accumulators: set[int] = set()
         self.slots = max(FIRST_SLOT, 1 + max(variables.values(), default=0))
 
     def build(self, node: syntax.Expr) -> IrNode:
@@ -264,7 +263,6 @@ class IrBuilder:
     def _fold(self, node: syntax.Fold) -> IrNode:
         over, initial = self.build(node.range), self.build(node.initial)
         accumulator = self._slot()
-        self.accumulators.add(accumulator)
         variables = tuple(self._slot() for _ in node.variables)
         self._scopes.append({node.accumulator: accumulator})
         self._scopes.append(dict(zip(node.variables, variables, strict=True)))

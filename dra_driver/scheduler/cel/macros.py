@@ -53,19 +53,13 @@ def _fold(call: syntax.Call, names: tuple[str, ...], *parts: syntax.Expr) -> syn
     return syntax.Fold(call.offset, call.target, names, ACCUMULATOR, *parts)
 
 
-def _all(source: syntax.SourceText, call: syntax.Call, count: int) -> syntax.Expr:
+def _all(source: syntax.SourceText, call: syntax.Call, count: int, exists: bool = False) -> syntax.Expr:
+    """``all``, or with ``exists`` that macro."""
     at, names = call, _variables(source, call, count)
-    condition = syntax.Call(at.offset, "@not_strictly_false", [_accumulator(at)])
-    step = syntax.Call(at.offset, "_&&_", [_accumulator(at), call.arguments[count]])
-    return _fold(call, names, syntax.Literal(at.offset, True), condition, step, _accumulator(at))
-
-
-def _exists(source: syntax.SourceText, call: syntax.Call, count: int) -> syntax.Expr:
-    at, names = call, _variables(source, call, count)
-    unset = syntax.Call(at.offset, "!_", [_accumulator(at)])
-    condition = syntax.Call(at.offset, "@not_strictly_false", [unset])
-    step = syntax.Call(at.offset, "_||_", [_accumulator(at), call.arguments[count]])
-    return _fold(call, names, syntax.Literal(at.offset, False), condition, step, _accumulator(at))
+    going = syntax.Call(at.offset, "!_", [_accumulator(at)]) if exists else _accumulator(at)
+    condition = syntax.Call(at.offset, "@not_strictly_false", [going])
+    step = syntax.Call(at.offset, "_||_" if exists else "_&&_", [_accumulator(at), call.arguments[count]])
+    return _fold(call, names, syntax.Literal(at.offset, not exists), condition, step, _accumulator(at))
 
 
 def _exists_one(source: syntax.SourceText, call: syntax.Call, count: int) -> syntax.Expr:
@@ -164,8 +158,8 @@ _MACROS: Final[dict[tuple[str, int, bool], _Expander]] = {
     ("has", 1, False): _has,
     ("all", 2, True): partial(_all, count=1),
     ("all", 3, True): partial(_all, count=2),
-    ("exists", 2, True): partial(_exists, count=1),
-    ("exists", 3, True): partial(_exists, count=2),
+    ("exists", 2, True): partial(_all, count=1, exists=True),
+    ("exists", 3, True): partial(_all, count=2, exists=True),
     ("exists_one", 2, True): partial(_exists_one, count=1),
     ("exists_one", 3, True): partial(_exists_one, count=2),
     ("existsOne", 3, True): partial(_exists_one, count=2),

@@ -10,7 +10,7 @@ import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from ipaddress import IPv4Address, IPv4Interface, IPv6Address, IPv6Interface
-from typing import Final
+from typing import Any, Final
 
 from dra_driver.core.semver import Semver
 from dra_driver.scheduler.cel import values
@@ -183,17 +183,11 @@ def compare(a: object, b: object) -> int:
         if a != a or b != b:  # noqa: PLR0124  NaN is not itself
             raise values.EvalError("NaN values cannot be ordered")
         return compare_numbers(a, b)
-    if isinstance(a, str) and isinstance(b, str):
-        return int(a > b) - int(a < b)
-    if isinstance(a, bytes) and isinstance(b, bytes):
-        return int(a > b) - int(a < b)
-    if isinstance(a, bool) and isinstance(b, bool):
-        return int(a) - int(b)
-    if isinstance(a, values.Duration) and isinstance(b, values.Duration):
-        return compare_numbers(a.ns, b.ns)
-    if isinstance(a, values.Timestamp) and isinstance(b, values.Timestamp):
-        return compare_numbers(a.ns, b.ns)
-    raise values.no_overload()
+    if type(a) is not type(b) or not comparable(a):
+        raise values.no_overload()
+    one: Any = getattr(a, "ns", a)
+    two: Any = getattr(b, "ns", b)
+    return int(one > two) - int(one < two)
 
 
 _COMPARABLE: Final = frozenset({int, values.UInt, float, str, bytes, bool, values.Duration, values.Timestamp})

@@ -30,7 +30,6 @@ _WRAPPERS: Final = {
     "UInt32Value": t.UINT,
     "UInt64Value": t.UINT,
 }
-_A: Final = Type("param", "A")
 TYPE_NAMES: Final[dict[str, Type]] = {
     "bool": t.BOOL,
     "bytes": t.BYTES,

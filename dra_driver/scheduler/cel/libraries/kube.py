@@ -163,6 +163,7 @@ _LABEL: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?\Z")
 _SUBDOMAIN: Final = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*\Z")
 _LABEL_1035: Final = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?\Z")
 _QUALIFIED: Final = re.compile(r"([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]\Z")
+_LABEL_VALUE: Final = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?\Z")
 _UUID: Final = re.compile(r"[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}\Z", re.I | re.A)
 _BASE64: Final = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})\Z", re.A)
 _DATE: Final = re.compile(r"([0-9]{4})-([0-9]{2})-([0-9]{2})\Z", re.A)
@@ -188,6 +189,7 @@ def _prefix(validate: Callable[[str], list[str]]) -> Callable[[str], list[str]]:
 
 _label = _shape(_LABEL, 63, "a DNS label (lower case letters, digits, -)")
 _subdomain = _shape(_SUBDOMAIN, 253, "a DNS subdomain (labels joined by dots)")
+_label_value = _shape(_LABEL_VALUE, 63, "a label value")
 _label_1035 = _shape(_LABEL_1035, 63, "a DNS label that starts with a letter")
 
 
@@ -206,11 +208,6 @@ def _qualified(text: str) -> list[str]:
     elif len(name.encode("utf-8", "replace")) > 63:
         found.append("name part must be no more than 63 bytes")
     return found if _QUALIFIED.match(name) else [*found, "name part has other characters than letters, digits, - _ ."]
-
-
-def _label_value(text: str) -> list[str]:
-    found = ["must be no more than 63 bytes"] if len(text.encode("utf-8", "replace")) > 63 else []
-    return found if not text or _QUALIFIED.match(text) else [*found, "is not a label value"]
 
 
 def _single(test: Callable[[str], bool], finding: str) -> Callable[[str], list[str]]:

@@ -28,9 +28,9 @@ def leaves(value: object, path: Path = ()) -> Iterator[tuple[Path, object]]:
         yield path, value
 
 
-def noted(found: Translation, document: InputDocument) -> dict[Path, str]:
+def noted(found: Translation, document: InputDocument) -> dict[str, str]:
     of = (document.source, document.label, document.number)
-    return {note.path: note.message for note in found.notes if (note.file, note.object, note.document) == of}
+    return {note.field: note.message for note in found.notes if (note.file, note.object, note.document) == of}
 
 
 @pytest.mark.parametrize("names", [*((name,) for name in NAMES), TOGETHER])
@@ -41,7 +41,7 @@ def test_every_leaf_of_every_format_is_named(names: tuple[str, ...]) -> None:
     for document in objects_of(names):
         notes = noted(found, document)
         for path, value in leaves(document.value):
-            above = [path[:length] for length in range(len(path) + 1) if path[:length] in notes]
+            above = [text for length in range(len(path) + 1) if (text := path_text(path[:length])) in notes]
             assert above, f"{document.label}: {path_text(path)} = {value!r} is not in the report"
             assert notes[above[-1]] != UNKNOWN, f"{document.label}: {path_text(path)}: {UNKNOWN}"
 
@@ -56,7 +56,7 @@ def test_unchanged_fields_stay() -> None:
             continue
         notes = noted(found, document)
         for path, before in leaves(document.value):
-            above = [path[:length] for length in range(len(path) + 1) if path[:length] in notes]
+            above = [text for length in range(len(path) + 1) if (text := path_text(path[:length])) in notes]
             if notes[above[-1]] == UNCHANGED:
                 assert _same_place(value, path, before), f"{document.label}: {path_text(path)}"
                 checked += 1

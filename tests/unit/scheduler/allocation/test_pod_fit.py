@@ -1,5 +1,6 @@
 """The scheduler's node filters without devices."""
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -52,7 +53,7 @@ def test_usage_counts_pods_that_have_not_ended() -> None:
 def test_missing_resources_are_named_except_those_that_devices_provide() -> None:
     wanting = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "3", "example.com/gpu": "1"}}}]}}
     there = {**node("a"), "status": {"allocatable": {"cpu": "4", "pods": "10"}}}
-    usage = NodeUsage(pods=1, taken={"cpu": 2 * NANO})
+    usage = NodeUsage(pods=1, taken=Counter(cpu=2 * NANO))
     assert unfit_reason(wanting, there, usage) == "Insufficient cpu, Insufficient example.com/gpu"
     assert unfit_reason(wanting, there, NodeUsage(), ["example.com/gpu"]) == ""
     assert unfit_reason(wanting, there, NodeUsage(pods=10)) == "Too many pods"
