@@ -27,12 +27,12 @@ def linked(one: TopologyRow) -> str:
 COLUMNS: Final = (
     TableColumn[TopologyRow]("NODE", lambda row: row.node),
     TableColumn[TopologyRow]("NUMA", lambda row: ",".join(map(str, row.numa))),
-    TableColumn[TopologyRow]("PCIE ROOT", lambda row: row.pcie_root),
     TableColumn[TopologyRow]("DEVICE", lambda row: row.device),
     TableColumn[TopologyRow]("SAME ROOT", lambda row: " ".join(row.same_root)),
     TableColumn[TopologyRow]("RAIL", lambda row: ",".join(map(str, row.rails))),
     TableColumn[TopologyRow]("NVLINK", linked),
     TableColumn[TopologyRow]("STATE", lambda row: f"{row.state or UNKNOWN}{', tainted' if row.taints else ''}"),
+    TableColumn[TopologyRow]("PCIE ROOT", lambda row: row.pcie_root, wide=True),
     TableColumn[TopologyRow](
         "PRODUCT", lambda row: row.product or f"{row.type or 'device'} of {row.driver}", wide=True
     ),
