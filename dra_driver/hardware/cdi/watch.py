@@ -33,14 +33,10 @@ class FolderWatch:
     ) -> None:
         self._folders = tuple(folders)
         self._anchors = tuple((path, _identity(path)) for path in anchors)
-        self._descriptor = start()
+        self.descriptor = start()
         self._complete = False
-        if self._descriptor >= 0:
-            weakref.finalize(self, os.close, self._descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        return self._descriptor
+        if self.descriptor >= 0:
+            weakref.finalize(self, os.close, self.descriptor)
 
     @property
     def is_complete(self) -> bool:
@@ -52,7 +48,7 @@ class FolderWatch:
 
     def arm(self) -> None:
         """Watch all folders from now on. Check them after this call, and rely on `is_quiet` then."""
-        if self._descriptor < 0:
+        if self.descriptor < 0:
             return
         drained = any(not self._events() for _ in range(_MOST_READS))  # not if it cannot be read, or fills up again
         # Adding a watch for a folder that has one changes nothing.
@@ -61,7 +57,7 @@ class FolderWatch:
 
     def _events(self) -> bytes:
         try:
-            return os.read(self._descriptor, _MOST_EVENTS)
+            return os.read(self.descriptor, _MOST_EVENTS)
         except BlockingIOError:
             return b""
         except OSError:
@@ -74,7 +70,7 @@ class FolderWatch:
                 yield _nearest(os.path.realpath(folder))
 
     def _add(self, folder: str) -> bool:
-        return bool(_libc.inotify_add_watch(self._descriptor, os.fsencode(folder), ctypes.c_uint32(_MASK)) >= 0)
+        return bool(_libc.inotify_add_watch(self.descriptor, os.fsencode(folder), ctypes.c_uint32(_MASK)) >= 0)
 
 
 def _nearest(folder: str) -> str:

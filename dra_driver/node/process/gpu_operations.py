@@ -152,7 +152,8 @@ class GpuOperations:
         self._records: Mapping[
             GpuUuid, OperationRecord
         ] = {}  # replaced as a whole, so that any thread reads it without a lock
-        self._detach: DetachRequest | None = None
+        self.detach_request: DetachRequest | None = None
+        """The request to detach from the driver for a reset; None without one."""
         # Replaced as wholes, too.
         self._notes: Mapping[GpuUuid, str] = {}
         self._refusals: Mapping[GpuUuid, str] = {}
@@ -181,11 +182,6 @@ class GpuOperations:
         self._resumes = set(self._records)
         if any(record.step not in _AT_REST for record in self._records.values()):
             self._tools.gate.close(_PAUSED, by=GATE)
-
-    @property
-    def detach_request(self) -> DetachRequest | None:
-        """The request to detach from the driver for a reset; None without one."""
-        return self._detach
 
     @property
     def remarks(self) -> list[str]:
@@ -534,7 +530,7 @@ class GpuOperations:
             self._block(gpu, record, f"{REBOOT} {error}")
             return
         finally:
-            self._detach = None
+            self.detach_request = None
             tools.wake_detaching()
         self._save(gpu, replace(record, step=Step.VERIFYING))
 
@@ -573,7 +569,7 @@ class GpuOperations:
 
     def _ask_detach(self, gpu: GpuUuid, record: OperationRecord) -> None:
         tools = self._tools
-        self._detach = DetachRequest(
+        self.detach_request = DetachRequest(
             source=f"{record.operation.phrase} of {gpu}", reason=record.by, ends="it ends with the operation"
         )
         tools.wake_detaching()

@@ -63,11 +63,7 @@ class FindingsFile:
         self._has_read = False
         self._renewed_s = clock()
         self._findings: UsageFindings | None = None
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
+        self.problem: str | None = None
 
     def look(self) -> UsageFindings | None:
         """The findings in force; the same value while nothing changed, None if there are none."""
@@ -92,12 +88,12 @@ class FindingsFile:
         except ConfigurationError as error:
             self._fail(f"the usage exporter's findings are damaged: {error}")
             return
-        self._problem, self._renewed_s = None, self._clock() - age_s
+        self.problem, self._renewed_s = None, self._clock() - age_s
 
     def _fail(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("cannot read findings of the usage exporter", extra={"reason": problem})
-        self._problem = problem
+        self.problem = problem
 
 
 class ClaimNotice(Struct, frozen=True, kw_only=True):
