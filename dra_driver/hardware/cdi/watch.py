@@ -34,17 +34,13 @@ class FolderWatch:
         self._folders = tuple(folders)
         self._anchors = tuple((path, _identity(path)) for path in anchors)
         self.descriptor = start()
-        self._complete = False
+        self.is_complete = False
+        """Every folder is watched since the last `arm`."""
         if self.descriptor >= 0:
             weakref.finalize(self, os.close, self.descriptor)
 
-    @property
-    def is_complete(self) -> bool:
-        """Return whether every folder is watched since the last `arm`."""
-        return self._complete
-
     def is_quiet(self) -> bool:
-        return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
+        return self.is_complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
 
     def arm(self) -> None:
         """Watch all folders from now on. Check them after this call, and rely on `is_quiet` then."""
@@ -53,7 +49,7 @@ class FolderWatch:
         drained = any(not self._events() for _ in range(_MOST_READS))  # not if it cannot be read, or fills up again
         # Adding a watch for a folder that has one changes nothing.
         added = [self._add(path) for path in dict.fromkeys(self._existing())]
-        self._complete = drained and all(added)
+        self.is_complete = drained and all(added)
 
     def _events(self) -> bytes:
         try:

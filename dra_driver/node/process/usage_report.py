@@ -190,12 +190,9 @@ class UsageReport:
         folder = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
         self._file, self._journal, self._clock, self._now = FindingsFile(folder, clock=clock), journal, clock, now
         self._events = UsageEvents(tell, notify=notify, clock=clock)
-        self._reported, self._checked_s, self._checked_at = gpu_node.NO_USAGE, 0.0, ""
-
-    @property
-    def reported(self) -> gpu_node.ReportedUsage:
+        self._checked_s, self._checked_at = 0.0, ""
+        self.reported = gpu_node.NO_USAGE
         """The usage for the GpuNode; the same value while nothing changed."""
-        return self._reported
 
     @property
     def problem(self) -> str | None:
@@ -212,8 +209,8 @@ class UsageReport:
         self._take(validate_findings(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
     def _take(self, reported: gpu_node.ReportedUsage) -> None:
-        if reported != self._reported:
-            self._reported = reported
+        if reported != self.reported:
+            self.reported = reported
         self._events.update(reported)
 
 
