@@ -219,7 +219,7 @@ class ApiServer:
             else store or Store(check_cel=check_cel, clock=clock, namespace_delay_s=NAMESPACE_DELAY_S)
         )
         self._port: int = before._port if before else port
-        self.token = before.token if before else secrets.token_urlsafe(32)
+        self.token: str = before.token if before else secrets.token_urlsafe(32)
         self._authority: trustme.CA = before._authority if before else trustme.CA()
         self._certificate: trustme.LeafCert = (
             before._certificate if before else self._authority.issue_cert(ADDRESS, "localhost")
