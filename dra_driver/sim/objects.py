@@ -51,7 +51,7 @@ def generated_claims(pod: Obj) -> set[str]:
     return {item["name"] for item in entries(pod, "spec", "resourceClaims") if item.get("resourceClaimTemplateName")}
 
 
-def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
+def owner_reference(owner: Obj) -> Obj:
     """An ownerReferences entry that makes ``owner`` the controller; the garbage collector then deletes dependents."""
     return {
         "apiVersion": owner["apiVersion"],
@@ -59,7 +59,7 @@ def owner_reference(owner: Obj, *, blocks_deletion: bool = True) -> Obj:
         "name": owner["metadata"]["name"],
         "uid": uid(owner),
         "controller": True,
-        "blockOwnerDeletion": blocks_deletion,
+        "blockOwnerDeletion": True,
     }
 
 
@@ -90,10 +90,8 @@ def set_condition(
     *,
     reason: str = "",
     message: str = "",
-    stamp: str = "lastTransitionTime",
 ) -> bool:
-    """Set a condition in the object's status; returns whether anything changed. The time in ``stamp`` changes only with
-    the condition's status."""
+    """Set a condition in the status; returns whether anything changed. Its time changes only with its status."""
     conditions = obj.setdefault("status", {}).setdefault("conditions", [])
     wanted = {"type": name, "status": status}
     if reason:
@@ -102,10 +100,10 @@ def set_condition(
         wanted["message"] = message
     old = next((item for item in conditions if item.get("type") == name), None)
     if old is None:
-        conditions.append({**wanted, stamp: rfc3339(now)})
+        conditions.append({**wanted, "lastTransitionTime": rfc3339(now)})
         return True
     if all(old.get(field, "") == wanted.get(field, "") for field in ("status", "reason", "message")):
         return False
-    moment = old.get(stamp) if old.get("status") == status else rfc3339(now)
-    conditions[conditions.index(old)] = {**wanted, stamp: moment}
+    moment = old.get("lastTransitionTime") if old.get("status") == status else rfc3339(now)
+    conditions[conditions.index(old)] = {**wanted, "lastTransitionTime": moment}
     return True

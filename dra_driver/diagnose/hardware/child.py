@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from types import FrameType
 from typing import Final
@@ -72,6 +73,12 @@ def own_module(name: str) -> list[str]:
     With ``-P``: otherwise Python imports modules from the current directory first, which other users may write.
     """
     return [sys.executable, "-P", "-m", f"dra_driver.diagnose.hardware.{name}"]
+
+
+def say(document: Mapping[str, object]) -> int:
+    """Print a JSON line for the parent; return the exit status 0."""
+    os.write(1, json.dumps(document, default=str).encode() + b"\n")
+    return 0
 
 
 MAX_BYTES: Final = 16 << 20

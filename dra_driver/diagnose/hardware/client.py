@@ -9,12 +9,12 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Final, Self
 
 from dra_driver.core.errors import CommandError
-from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.diagnose.hardware.child import name_process, own_module, say
 from dra_driver.diagnose.hardware.values import Facts
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
@@ -81,16 +81,12 @@ def main() -> int:
     backend.open()
     held = probes.handles()
     with probes.event_set(held.values()) as registered:
-        _say({"registered": registered})
+        say({"registered": registered})
         for line in sys.stdin:
             answer = {"instances": probes.instances(held[int(line)], task["profiles"])} if line.strip() else {}
-            _say(answer)
+            say(answer)
     backend.close()
     return 0
-
-
-def _say(document: Mapping[str, object]) -> None:
-    os.write(1, json.dumps(document).encode() + b"\n")
 
 
 if __name__ == "__main__":

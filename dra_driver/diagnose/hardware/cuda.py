@@ -209,13 +209,14 @@ def _client(folder: DaemonFolder, shm: Path, task: Task) -> dict[str, object]:
 
 
 def client_environment(folder: DaemonFolder, root: str, library: str) -> dict[str, str]:
+    limit = f"0={LIMIT_MIB}M"
+    more = {"CUDA_MPS_PIPE_DIRECTORY": control.PIPE, "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": limit}
+    return program_environment(root, library, {**more, control.MARK: str(folder.path)})
+
+
+def program_environment(root: str, library: str, more: Mapping[str, str]) -> dict[str, str]:
     """The environment of a CUDA program with this process' C library: a driver root may contain another one."""
-    environment = {
-        **os.environ,
-        "CUDA_MPS_PIPE_DIRECTORY": control.PIPE,
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": f"0={LIMIT_MIB}M",
-        control.MARK: str(folder.path),
-    }
+    environment = {**os.environ, **more}
     if not search.is_own(root) and not search.has_shell(root):
         environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
     return environment

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from dra_driver.core.convert import decode_json
-from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.diagnose.hardware.child import name_process, own_module, say
 from dra_driver.hardware.sharing.control import die_with_parent
 
 READY_S: Final = 30.0
@@ -111,7 +111,7 @@ class CudaLoadProcess:
         self._process.wait(_END_S)
 
 
-def work(load: Load, say: Callable[[Mapping[str, object]], None]) -> None:
+def work(load: Load) -> None:
     library = ctypes.CDLL(load.library)
     codes: dict[str, object] = {}
 
@@ -182,14 +182,10 @@ def main() -> int:
     die_with_parent(load.parent)
     threading.Thread(target=_end_with_stdin, name="stdin", daemon=True).start()
     try:
-        work(load, _say)
+        work(load)
     except OSError as error:
-        _say({"error": f"cannot load {load.library}: {error}"})
+        say({"error": f"cannot load {load.library}: {error}"})
     return 0
-
-
-def _say(document: Mapping[str, object]) -> None:
-    os.write(1, json.dumps(document).encode() + b"\n")
 
 
 def _end_with_stdin() -> None:

@@ -15,14 +15,15 @@ from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
+from dra_driver.diagnose.hardware.nvml_session import opened
 from dra_driver.diagnose.hardware.values import Facts, Topics, few, hardware_check, judgement, survey_gpus
 from dra_driver.hardware.cdi import discover
 from dra_driver.hardware.device_nodes.folder import parse_params
 from dra_driver.hardware.device_nodes.numbers import Majors, expected_numbers
 from dra_driver.hardware.driver_root import process, search
 from dra_driver.hardware.driver_root.search import PROGRAM_FOLDERS, find_program
+from dra_driver.hardware.gpu.holders import link_target
 from dra_driver.hardware.gpu.nvml import probes
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 CTK: Final = "nvidia-ctk"
 TOOLKIT_FOLDERS: Final = ("/usr/bin", "/usr/local/nvidia/toolkit")
@@ -50,10 +51,8 @@ def read_kernel(task: Task) -> Topics:
 
 def read_files(task: Task) -> Topics:
     """The driver's files in three lists: this driver's, nvidia-ctk's and the linker cache's."""
-    backend = NvmlBackend(task.library)
-    backend.open()
-    yield "nvml", probes.ask(probes.pynvml.nvmlSystemGetDriverVersion)
-    backend.close()
+    with opened(task.library):
+        yield "nvml", probes.ask(probes.pynvml.nvmlSystemGetDriverVersion)
     yield "own", _own(task)
     yield "ctk", _ctk(task)
     yield "ldconfig", _ldconfig(task)
@@ -143,15 +142,8 @@ def _char_links(folder: Path) -> dict[str, str]:
         names = sorted(os.listdir(folder))  # noqa: PTH208 - names, not paths
     except OSError:
         return {}
-    links = {name: _link(folder / name) for name in names}
+    links = {name: link_target(f"{folder}/{name}") for name in names}
     return {name: target for name, target in links.items() if "nvidia" in target}
-
-
-def _link(path: Path) -> str:
-    try:
-        return str(path.readlink())
-    except OSError:
-        return ""
 
 
 def _text(path: Path | str, limit: int = _MAX_FILE) -> str:

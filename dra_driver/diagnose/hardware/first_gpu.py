@@ -21,7 +21,6 @@ from dra_driver.diagnose.hardware import cuda, nvml_session, values
 from dra_driver.diagnose.hardware.child import Task
 from dra_driver.diagnose.hardware.cuda_load import CudaLoadProcess, Load
 from dra_driver.diagnose.hardware.look import UNPRIVILEGED_UID, LookRequest, look
-from dra_driver.hardware.driver_root import search
 from dra_driver.hardware.driver_root.search import CUDA, find_library
 from dra_driver.hardware.gpu.nvml import probes
 from dra_driver.hardware.gpu.nvml.backend import NvmlBackend, open_device_files
@@ -52,14 +51,6 @@ LISTS: Final = tuple(f"listed {kind}" for kind in probes.PROCESS_KINDS)
 _ENGINE_FIELDS: Final = {"encoder": "encUtil", "decoder": "decUtil", "jpeg": "jpgUtil"}
 
 
-def _environment(task: Task, library: str) -> dict[str, str]:
-    """The environment of a CUDA program on the chosen GPU, with this process' C library."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": task.chosen.uuid}
-    if not search.is_own(task.root) and not search.has_shell(task.root):
-        environment["LD_LIBRARY_PATH"] = str(Path(library).parent)
-    return environment
-
-
 def _with_cuda(read: Callable[[Task, str], values.Topics]) -> Callable[[Task], values.Topics]:
     """Make a reader that is skipped if the driver has no CUDA; ``read`` also gets the library."""
 
@@ -75,7 +66,8 @@ def _with_cuda(read: Callable[[Task, str], values.Topics]) -> Callable[[Task], v
 
 
 def _load(task: Task, library: str, **work: Any) -> CudaLoadProcess:
-    return CudaLoadProcess(Load(library=library, **work), _environment(task, library))
+    environment = cuda.program_environment(task.root, library, {"CUDA_VISIBLE_DEVICES": task.chosen.uuid})
+    return CudaLoadProcess(Load(library=library, **work), environment)
 
 
 def _opened(task: Task) -> probes.Handle:

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 
 from dra_driver.core.convert import decode_json
-from dra_driver.diagnose.hardware.child import name_process, own_module
+from dra_driver.diagnose.hardware.child import name_process, own_module, say
 from dra_driver.hardware.gpu.nvml import probes
 
 LOOK_S: Final = 40.0
@@ -65,7 +65,7 @@ def main() -> int:
     if wanted.own_pids:
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.unshare(_CLONE_NEWPID):
-            return _say({"error": f"unshare: {os.strerror(ctypes.get_errno())}"})
+            return say({"error": f"unshare: {os.strerror(ctypes.get_errno())}"})
         child = os.fork()  # only children are in the new namespace
         if child:
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -74,14 +74,9 @@ def main() -> int:
             os.setgroups([])
             os.setgid(wanted.uid)
             os.setuid(wanted.uid)
-        return _say(answers(wanted))
+        return say(answers(wanted))
     except Exception as error:  # noqa: BLE001 - the boundary of the process: the caller reports it
-        return _say({"error": f"{type(error).__name__}: {error}"})
-
-
-def _say(document: dict[str, Any]) -> int:
-    os.write(1, json.dumps(document, default=str).encode() + b"\n")
-    return 0
+        return say({"error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

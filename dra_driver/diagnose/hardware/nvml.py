@@ -10,9 +10,9 @@ from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.mig import MigProfile
 from dra_driver.diagnose.hardware import values
 from dra_driver.diagnose.hardware.child import Task
-from dra_driver.hardware.gpu.catalog import GpuModel, models
+from dra_driver.diagnose.hardware.nvml_session import opened
+from dra_driver.hardware.gpu.catalog import models
 from dra_driver.hardware.gpu.nvml import probes
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 from dra_driver.hardware.gpu.nvml.errors import ABSENT, GONE
 from dra_driver.hardware.gpu.nvml.mig import FLAVOURS, RESETLESS_FIELD, WITHOUT_MIG, computed_name
 from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
@@ -20,14 +20,12 @@ from dra_driver.hardware.gpu.nvml.probes import FABRIC, NEEDED, OPTIONAL
 
 def read_described(task: Task) -> values.Topics:
     """`probes.device` and the backend's description of every GPU."""
-    backend = NvmlBackend(task.library)
-    backend.open()
-    yield "system", probes.system()
-    for index, handle in probes.handles().items():
-        yield str(index), probes.device(handle) | {"fields": probes.fields(handle)}
-    found = backend.snapshot()
-    yield "snapshot", {"gpus": [str(gpu) for gpu in found.gpus], "leftOut": [str(one) for one in found.left_out]}
-    backend.close()
+    with opened(task.library) as backend:
+        yield "system", probes.system()
+        for index, handle in probes.handles().items():
+            yield str(index), probes.device(handle) | {"fields": probes.fields(handle)}
+        found = backend.snapshot()
+        yield "snapshot", {"gpus": [str(gpu) for gpu in found.gpus], "leftOut": [str(one) for one in found.left_out]}
 
 
 def _per_gpu(read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Callable[[Task], values.Topics]:
@@ -35,13 +33,11 @@ def _per_gpu(read: Callable[[probes.pynvml.c_nvmlDevice_t], object]) -> Callable
 
     @wraps(read)
     def read_all(task: Task) -> values.Topics:
-        backend = NvmlBackend(task.library)
-        backend.open()
-        for index, handle in probes.handles().items():
-            facts = read(handle)
-            if facts is not None:
-                yield str(index), facts
-        backend.close()
+        with opened(task.library):
+            for index, handle in probes.handles().items():
+                facts = read(handle)
+                if facts is not None:
+                    yield str(index), facts
 
     return read_all
 
@@ -240,7 +236,8 @@ def _field_differences(gpu: values.Facts) -> Iterator[str]:
 
 def _catalog_differences(gpu: values.Facts) -> Iterator[str]:
     """Differences from the board in the catalog, the source of the simulation."""
-    model = _model(gpu["name"].get("value"))
+    name = gpu["name"].get("value")
+    model = next((each for each in models().values() if each.product_name == name), None)
     if model is None or model.mig is None:
         return
     ours = {profile.enum: profile for profile in model.mig.profiles}
@@ -256,10 +253,6 @@ def _catalog_differences(gpu: values.Facts) -> Iterator[str]:
         places = sorted(_places(row))
         if places and places != [(start, profile.memory_slices) for start in sorted(profile.starts)]:
             yield f"profile {row['id']} has placements {row['placements']['value']}, the catalog {profile.starts}"
-
-
-def _model(name: str | None) -> GpuModel | None:
-    return next((model for model in models().values() if model.product_name == name), None)
 
 
 @values.hardware_check(5, "every property of a GPU", read_described, 45.0)

@@ -6,6 +6,8 @@ import os
 import shutil
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,6 +26,15 @@ THREADS: Final = 8
 LOOKS: Final = 10
 _SMI_S: Final = 30.0
 _THREADS_S: Final = 40.0
+
+
+@contextmanager
+def opened(library: str | None) -> Iterator[NvmlBackend]:
+    """A session, closed after the block. A block that fails ends the process, and so the session."""
+    backend = NvmlBackend(library)
+    backend.open()
+    yield backend
+    backend.close()
 
 
 def read_held(task: Task) -> Topics:
@@ -46,10 +57,8 @@ def read_copies(task: Task) -> Topics:
     library = task.library or _mapped_after_open()
     paths = [library, *(_copied(library, Path(task.folder, f"copy-{number}")) for number in (1, 2))]
     for number, path in enumerate(paths):
-        backend = NvmlBackend(path)
-        backend.open()
-        yield f"session {number + 1}", _session(backend, path)
-        backend.close()
+        with opened(path) as backend:
+            yield f"session {number + 1}", _session(backend, path)
     backend = NvmlBackend(paths[-1])
     yield "threads", _threads(backend)
     backend.close()
@@ -91,9 +100,8 @@ def _mapped(part: str = "libnvidia-ml.so") -> list[str]:
 
 
 def _mapped_after_open() -> str:
-    backend = NvmlBackend(None)
-    backend.open()
-    backend.close()
+    with opened(None):
+        pass
     return _mapped()[0]
 
 

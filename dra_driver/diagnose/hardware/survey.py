@@ -22,10 +22,10 @@ from msgspec import Struct
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
+from dra_driver.diagnose.hardware.nvml_session import opened
 from dra_driver.diagnose.hardware.values import Facts, HardwareCheck, Topics, survey_gpus
 from dra_driver.hardware.gpu.holders import link_target
 from dra_driver.hardware.gpu.nvml import probes
-from dra_driver.hardware.gpu.nvml.backend import NvmlBackend
 
 JOURNAL: Final = "state.db"
 _HELD: Final = "SELECT gpu_uuid, count(*) FROM device WHERE admin = 0 GROUP BY gpu_uuid"
@@ -44,13 +44,11 @@ def survey(task: Task) -> Topics:
     """Topics ``machine``, ``driver``, ``system``, ``gpus``, ``openers``, ``claims``. Raises DriverUnavailableError."""
     yield "machine", machine()
     yield "driver", {"root": task.root, "library": task.library, "devRoot": task.dev_root}
-    backend = NvmlBackend(task.library)
-    backend.open()
-    yield "system", probes.system()
-    yield "gpus", [_gpu(index) for index in range(probes.pynvml.nvmlDeviceGetCount())]
-    yield "openers", openers((task.host, "/"))
-    yield "claims", claims(Path(task.plugin_dir)) if task.plugin_dir else {"held": {}}
-    backend.close()
+    with opened(task.library):
+        yield "system", probes.system()
+        yield "gpus", [_gpu(index) for index in range(probes.pynvml.nvmlDeviceGetCount())]
+        yield "openers", openers((task.host, "/"))
+        yield "claims", claims(Path(task.plugin_dir)) if task.plugin_dir else {"held": {}}
 
 
 def machine() -> dict[str, object]:
@@ -273,9 +271,7 @@ def _value(gpu: Facts, name: str) -> Any:
 
 def counted(task: Task) -> Topics:
     """Topics ``gpus`` (number of described GPUs) and ``left``: GPUs that do not answer, each with the reason."""
-    backend = NvmlBackend(task.library)
-    backend.open()
-    found = backend.snapshot()
-    yield "gpus", len(found.gpus)
-    yield "left", [f"{each.label}: {each.reason}" for each in found.left_out]
-    backend.close()
+    with opened(task.library) as backend:
+        found = backend.snapshot()
+        yield "gpus", len(found.gpus)
+        yield "left", [f"{each.label}: {each.reason}" for each in found.left_out]

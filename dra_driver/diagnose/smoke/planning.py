@@ -4,7 +4,7 @@ No I/O. The caller provides the function of `kubectl dra explain` that finds whe
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from msgspec import Struct, field
@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.finding import Layer
 from dra_driver.diagnose.smoke.report import Form, SmokeOptions, TryKind, TryResult, kinds_of
+from dra_driver.kube.devices import newest_slices, results_of
 from dra_driver.kube.state import ClusterState, Wire
 
 FIELDS: Final = ("nodes", "pods", "claims", "classes", "slices", "taint_rules")
@@ -31,7 +32,7 @@ class ClusterView:
         self._state, self.driver = state, driver
         self._nodes = {str(item["metadata"]["name"]): item for item in state.nodes}
         self._slices: dict[str, list[Wire]] = defaultdict(list)
-        for item in _newest(item for item in state.slices if item["spec"].get("driver") == driver):
+        for item in newest_slices(item for item in state.slices if item["spec"].get("driver") == driver):
             if name := item["spec"].get("nodeName"):
                 self._slices[name].append(item)
         self._kinds: dict[str, dict[TryKind, Wire]] = {}
@@ -86,27 +87,6 @@ class ClusterView:
             pods=tuple(pod for pod in self._pods.get(node, ()) if not _has(pod, without)),
             claims=tuple(claim for claim in claims if not _has(claim, without)),
         )
-
-
-def results_of(claim: Wire) -> Sequence[Wire]:
-    """The allocated devices of a claim; none without an allocation."""
-    allocation = (claim.get("status") or {}).get("allocation") or {}
-    return (allocation.get("devices") or {}).get("results") or ()
-
-
-def _newest(slices: Iterable[Wire]) -> list[Wire]:
-    pools: dict[str, list[Wire]] = {}
-    for item in slices:
-        have = pools.setdefault(item["spec"]["pool"]["name"], [])
-        if have and _generation(item) > _generation(have[0]):
-            have.clear()
-        if not have or _generation(item) == _generation(have[0]):
-            have.append(item)
-    return [item for items in pools.values() for item in items]
-
-
-def _generation(item: Wire) -> int:
-    return int(item["spec"]["pool"].get("generation") or 0)
 
 
 def _has(item: Wire, labels: Wire) -> bool:

@@ -24,8 +24,9 @@ from dra_driver.core.request_rights import AccessRight
 from dra_driver.diagnose.smoke import report
 from dra_driver.diagnose.smoke.attempt import Attempt, SmokeApi, Tools, TryTask
 from dra_driver.diagnose.smoke.objects import RUN_LABEL, TTL_S, PodSettings, claim, job, labels_of, pod_of
-from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of, results_of
+from dra_driver.diagnose.smoke.planning import FIELDS, ClusterView, Fit, FitsUnder, SmokePlan, plan_of
 from dra_driver.kube import paths
+from dra_driver.kube.devices import results_of
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
 from dra_driver.kube.rights import missing
 from dra_driver.kube.state import ClusterState, Wire, read_cluster

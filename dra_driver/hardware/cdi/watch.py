@@ -33,35 +33,27 @@ class FolderWatch:
     ) -> None:
         self._folders = tuple(folders)
         self._anchors = tuple((path, _identity(path)) for path in anchors)
-        self._descriptor = start()
-        self._complete = False
-        if self._descriptor >= 0:
-            weakref.finalize(self, os.close, self._descriptor)
-
-    @property
-    def descriptor(self) -> int:
-        return self._descriptor
-
-    @property
-    def is_complete(self) -> bool:
-        """Return whether every folder is watched since the last `arm`."""
-        return self._complete
+        self.descriptor = start()
+        self.is_complete = False
+        """Every folder is watched since the last `arm`."""
+        if self.descriptor >= 0:
+            weakref.finalize(self, os.close, self.descriptor)
 
     def is_quiet(self) -> bool:
-        return self._complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
+        return self.is_complete and not self._events() and all(_identity(path) == was for path, was in self._anchors)
 
     def arm(self) -> None:
         """Watch all folders from now on. Check them after this call, and rely on `is_quiet` then."""
-        if self._descriptor < 0:
+        if self.descriptor < 0:
             return
         drained = any(not self._events() for _ in range(_MOST_READS))  # not if it cannot be read, or fills up again
         # Adding a watch for a folder that has one changes nothing.
         added = [self._add(path) for path in dict.fromkeys(self._existing())]
-        self._complete = drained and all(added)
+        self.is_complete = drained and all(added)
 
     def _events(self) -> bytes:
         try:
-            return os.read(self._descriptor, _MOST_EVENTS)
+            return os.read(self.descriptor, _MOST_EVENTS)
         except BlockingIOError:
             return b""
         except OSError:
@@ -74,7 +66,7 @@ class FolderWatch:
                 yield _nearest(os.path.realpath(folder))
 
     def _add(self, folder: str) -> bool:
-        return bool(_libc.inotify_add_watch(self._descriptor, os.fsencode(folder), ctypes.c_uint32(_MASK)) >= 0)
+        return bool(_libc.inotify_add_watch(self.descriptor, os.fsencode(folder), ctypes.c_uint32(_MASK)) >= 0)
 
 
 def _nearest(folder: str) -> str:

@@ -147,18 +147,10 @@ class UvmModule:
         self._next_try = clock()
         self._was_loaded = False
         self._said: str | None = None
-        self._problem: str | None = None
-        self._last: Majors | None = None
-
-    @property
-    def last(self) -> Majors | None:
+        self.problem: str | None = None
+        """The reason why CUDA cannot work on this node, by the last call of `majors`; None when it can."""
+        self.last: Majors | None = None
         """The last result of `majors`; None before."""
-        return self._last
-
-    @property
-    def problem(self) -> str | None:
-        """Return why CUDA cannot work on this node, by the last call of `majors`; None when it can."""
-        return self._problem
 
     def majors(self) -> Majors:
         """The kernel's numbers. Raises `DriverUnavailableError` when the list cannot be read, and while nvidia is
@@ -169,12 +161,12 @@ class UvmModule:
                 majors = self._load(majors)
             if not _lacks_uvm(majors):
                 self._was_loaded = majors.uvm is not None
-                self._said = self._problem = None
+                self._said = self.problem = None
                 self._next_try = self._clock()
-                self._last = majors if majors != self._last else self._last  # the same object while nothing changes
+                self.last = majors if majors != self.last else self.last  # the same object while nothing changes
                 return majors
-            self._problem = _sentence(self._said)
-            raise DriverUnavailableError(self._problem, reason="UvmMissing")
+            self.problem = _sentence(self._said)
+            raise DriverUnavailableError(self.problem, reason="UvmMissing")
 
     def _load(self, majors: Majors) -> Majors:
         now = self._clock()

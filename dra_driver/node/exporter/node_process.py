@@ -38,18 +38,14 @@ class AssignmentsReader:
         self._path = folder / FILE
         self._file = ChangedFile(self._path, MAX_BYTES)
         self._last: Assignments | None = None
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
+        self.problem: str | None = None
 
     def read(self) -> Assignments | Unread:
         """The last good assignments; the same value while nothing changed."""
         try:
             content = self._file.read()
             if content is not None:
-                self._last, self._problem = decode(content), None
+                self._last, self.problem = decode(content), None
         except FileNotFoundError:
             self._fail(
                 f"there is no {self._path}: the node process writes it with --usage=true (USAGE), which "
@@ -59,12 +55,12 @@ class AssignmentsReader:
             self._fail(f"{self._path} cannot be read: {error.strerror}")
         except ConfigurationError as error:
             self._fail(str(error))
-        return self._last if self._last is not None else Unread(reason=self._problem or "not read yet")
+        return self._last if self._last is not None else Unread(reason=self.problem or "not read yet")
 
     def _fail(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("assignments of claims are not read", extra={"reason": problem})
-        self._problem = problem
+        self.problem = problem
 
 
 class FindingsWriter:

@@ -127,7 +127,8 @@ class ClaimStatus:
         self._clock, self._now = clock, now
         self._written: dict[ClaimUid, str] = _read(path)
         self._health: Mapping[tuple[str, str], DeviceReport] | None = None if waits_for_health else {}
-        self._problem: str | None = None
+        self.problem: str | None = None
+        """The reason why this node writes no status of claims; None while it does."""
         self._refused = False
         self._checked = False
         self.worker = Worker(
@@ -137,11 +138,6 @@ class ClaimStatus:
             after_error_s=RETRY_S,
             settle_s=PAUSE_S,  # changes at the same time are written together
         )
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why this node writes no status of claims; None while it does."""
-        return self._problem
 
     def show(self, health: Iterable[DeviceReport]) -> None:
         """Take the health of the devices. Returns immediately."""
@@ -160,7 +156,7 @@ class ClaimStatus:
             self._fail(str(error))
             return RETRY_S
         if left is None:
-            self._problem = None
+            self.problem = None
         return left
 
     def _may_write(self) -> bool:
@@ -219,10 +215,10 @@ class ClaimStatus:
         return True
 
     def _fail(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("cannot write the status of claims", extra={"reason": problem})
             self._warn(problem)
-        self._problem = problem
+        self.problem = problem
 
     def _save(self) -> None:
         try:

@@ -98,11 +98,7 @@ class Endpoints:
     ) -> None:
         self._paths, self._registration, self._dra_handlers = paths, registration, dra_handlers
         self._dra, self._registrar = self._new_dra(), self._new_registrar()
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
+        self.problem: str | None = None
 
     def start(self) -> None:
         """Publish both sockets. Raises ConfigurationError if one cannot be created, and then leaves none."""
@@ -116,7 +112,7 @@ class Endpoints:
     def check(self) -> None:
         """Replace sockets whose files disappeared; a failure becomes ``problem``. Never raises. A socket that another
         process put in place stays: two drivers that replace each other are worse than one not ready."""
-        if self._problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
+        if self.problem is None and self._dra.socket.is_in_place() and self._registrar.socket.is_in_place():
             return
         problem = None
         try:
@@ -124,10 +120,10 @@ class Endpoints:
         except ConfigurationError as error:
             problem = str(error)
         problem = problem or self._foreign()
-        if problem != self._problem:
+        if problem != self.problem:
             if problem:
                 log.error("the kubelet cannot reach this driver", extra={"reason": problem})
-            self._problem = problem
+            self.problem = problem
 
     def stop(self, grace_s: float) -> None:
         """Refuse new calls and give calls in progress ``grace_s``; then withdraw the registration socket."""

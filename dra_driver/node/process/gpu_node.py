@@ -92,16 +92,12 @@ class GpuNodeKeeper:
         self._pause_s = PAUSE_S
         self._later = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], jitter=0.0)
         self._is_left_behind = False  # the stored object belongs to an earlier Node
-        self._problem: str | None = None
+        self.problem: str | None = None
+        """The reason why the GpuNode is not current; None while it is, and where the kind is not served."""
         self._uid = ""  # of the Node, at the last step
         self.worker = Worker(
             THREAD_NAME, self._turn, on_error=partial(metrics.internal_error, "gpu-node"), after_error_s=RETRY_S
         )
-
-    @property
-    def problem(self) -> str | None:
-        """The reason why the GpuNode is not current; None while it is, and where the kind is not served."""
-        return self._problem
 
     def step(self) -> float:
         """Write changes; return the seconds until the next step."""
@@ -112,7 +108,7 @@ class GpuNodeKeeper:
             wait_s = self._settle(wanted)
         except errors.NotFoundError as error:
             log.info("API server does not serve GpuNodes; continuing without", extra={"reason": error})
-            self._problem, self._written = None, None
+            self.problem, self._written = None, None
             return self._later.next_s()
         except (errors.ConflictError, errors.AlreadyExistsError) as error:
             log.info("GpuNode no longer exists; creating it again", extra={"reason": error})
@@ -123,7 +119,7 @@ class GpuNodeKeeper:
         except errors.DraError as error:
             log.info("cannot write the GpuNode; will retry", extra={"reason": error})
             return RETRY_S
-        self._problem = None
+        self.problem = None
         if self._is_left_behind:
             return self._later.next_s()
         self._later.reset()
@@ -196,10 +192,10 @@ class GpuNodeKeeper:
         self._rest.create(paths.gpu_nodes(), {"apiVersion": API_VERSION, "kind": NODE_KIND, "metadata": metadata})
 
     def _fail(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("cannot write the GpuNode", extra={"reason": problem})
             self._warn(problem)
-        self._problem = problem
+        self.problem = problem
 
     def _turn(self) -> float:
         if not self.worker.was_woken:

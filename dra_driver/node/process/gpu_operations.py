@@ -152,7 +152,8 @@ class GpuOperations:
         self._records: Mapping[
             GpuUuid, OperationRecord
         ] = {}  # replaced as a whole, so that any thread reads it without a lock
-        self._detach: DetachRequest | None = None
+        self.detach_request: DetachRequest | None = None
+        """The request to detach from the driver for a reset; None without one."""
         # Replaced as wholes, too.
         self._notes: Mapping[GpuUuid, str] = {}
         self._refusals: Mapping[GpuUuid, str] = {}
@@ -181,11 +182,6 @@ class GpuOperations:
         self._resumes = set(self._records)
         if any(record.step not in _AT_REST for record in self._records.values()):
             self._tools.gate.close(_PAUSED, by=GATE)
-
-    @property
-    def detach_request(self) -> DetachRequest | None:
-        """The request to detach from the driver for a reset; None without one."""
-        return self._detach
 
     @property
     def remarks(self) -> list[str]:
@@ -408,14 +404,17 @@ class GpuOperations:
     def _advance(self, gpu: GpuUuid, record: OperationRecord) -> float:
         if record.step is Step.WAITING:
             return self._wait(gpu, record)
-        if record.step is Step.CHANGING:
-            self._change(gpu, record)
-        elif record.step is Step.RESETTING:
-            self._reset(gpu, record)
-        elif record.step is Step.VERIFYING:
+        if record.step is Step.VERIFYING:
             return self._verify(gpu, record)
-        else:
-            return self._undo(gpu, record)
+        try:
+            if record.step is Step.CHANGING:
+                self._change(gpu, record)
+            elif record.step is Step.RESETTING:
+                self._reset(gpu, record)
+            else:
+                return self._undo(gpu, record)
+        except errors.HardwareError as error:
+            raise _FailedError(str(error)) from error
         return 0.0
 
     def _wait(self, gpu: GpuUuid, record: OperationRecord) -> float:
@@ -487,10 +486,7 @@ class GpuOperations:
         assert wanted is not None  # noqa: S101 - a reset has no such step
         record = self._tried(gpu, record)
         with self._locked(gpu), tools.exporter_closed():
-            try:
-                answer = tools.control.request_mig_mode(gpu, wanted)
-            except errors.HardwareError as error:
-                raise _FailedError(str(error)) from error
+            answer = tools.control.request_mig_mode(gpu, wanted)
         found = tools.inventory.current().gpu_by_uuid(gpu)
         if answer is ModeAnswer.DONE:
             self._save(gpu, replace(record, step=Step.VERIFYING))
@@ -525,18 +521,16 @@ class GpuOperations:
                     break
                 except errors.GpuBusyError as error:
                     if left is None:
-                        raise _FailedError(str(error)) from error
+                        raise
                     if self._stopping.wait(self._tools.busy_s):
                         raise _StoppedError from error
         except errors.CommandError as error:
-            if error.reason == TIMEOUT:
-                self._block(gpu, record, f"{REBOOT} {error}")
-                return
-            raise _FailedError(str(error)) from error
-        except errors.HardwareError as error:
-            raise _FailedError(str(error)) from error
+            if error.reason != TIMEOUT:
+                raise
+            self._block(gpu, record, f"{REBOOT} {error}")
+            return
         finally:
-            self._detach = None
+            self.detach_request = None
             tools.wake_detaching()
         self._save(gpu, replace(record, step=Step.VERIFYING))
 
@@ -575,7 +569,7 @@ class GpuOperations:
 
     def _ask_detach(self, gpu: GpuUuid, record: OperationRecord) -> None:
         tools = self._tools
-        self._detach = DetachRequest(
+        self.detach_request = DetachRequest(
             source=f"{record.operation.phrase} of {gpu}", reason=record.by, ends="it ends with the operation"
         )
         tools.wake_detaching()
@@ -662,7 +656,8 @@ class GpuOperations:
         if self._awaits_driver(gpu):
             return LOOK_S
         if record.operation is Operation.RESET:
-            silent = self._await_state(lambda: why_silent(self._find_now(gpu), self._reading(gpu)), REATTACH_S)
+            current = self._tools.inventory.current
+            silent = self._await_state(lambda: why_silent(current().gpu_by_uuid(gpu), self._reading(gpu)), REATTACH_S)
             if silent is not None:
                 raise _FailedError(silent)
             self._end(gpu, record, record.problem, failed=True)
@@ -674,15 +669,10 @@ class GpuOperations:
                 modes = tools.control.mig_modes(gpu)
         except errors.DeviceLostError as error:
             raise _FailedError(f"{REBOOT} {error}") from error
-        except errors.HardwareError as error:
-            raise _FailedError(str(error)) from error
         if modes.current is not old or not modes.is_settled:
             raise _FailedError(f"the next reset or reboot switches MIG mode {'on' if modes.pending else 'off'}")
         self._end(gpu, record, f"undone, the GPU is as before: {record.problem}", failed=True)
         return 0.0
-
-    def _find_now(self, gpu: GpuUuid) -> Gpu | None:
-        return self._tools.inventory.current().gpu_by_uuid(gpu)
 
     def _block(self, gpu: GpuUuid, record: OperationRecord, why: str) -> None:
         self._tools.gate.open(by=GATE)
@@ -771,10 +761,9 @@ class GpuOperations:
         finished = Finished(number=record.number or last.number, begun=begun)
         result += self._with_persistence(gpu, record)
         # Before the record is removed, so that a process that dies in between reports it again.
-        if failed:
-            tools.tell("Warning", FAILED_EVENT, self._result(gpu, record, result))
-        else:
-            tools.tell("Normal", DONE_EVENT, self._result(gpu, record, result))
+        tools.tell(
+            *(("Warning", FAILED_EVENT) if failed else ("Normal", DONE_EVENT)), self._result(gpu, record, result)
+        )
         self._records = tools.file.save(gpu, None, finished)
         self._free_since.pop(gpu, None)
         tools.gate.open(by=GATE)

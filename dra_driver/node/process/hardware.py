@@ -237,6 +237,7 @@ class OwnedBackend:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
+        self.open, self.close, self.wait_for_event = backend.open, backend.close, backend.wait_for_event
         self._lock = threading.Lock()  # guards _journal
         self._journal: Journal | None = None
 
@@ -244,15 +245,6 @@ class OwnedBackend:
         """Compare with this journal from now on; before that, no instance counts as this driver's."""
         with self._lock:
             self._journal = journal
-
-    def open(self) -> None:
-        self._backend.open()
-
-    def close(self) -> None:
-        self._backend.close()
-
-    def wait_for_event(self, timeout_s: float) -> bool:
-        return self._backend.wait_for_event(timeout_s)
 
     def snapshot(self) -> Snapshot:
         """See ``Backend.snapshot``. Also raises DriverUnavailableError when the journal cannot be read; the published

@@ -74,13 +74,9 @@ class InventoryPublisher:
         self._offered: Snapshot | None = None
         self._offered_terms = NO_TERMS
         self._unusable_since: float | None = clock()
-        self._problem: str | None = "the driver's files have not been searched yet"
-        self._search_due = False  # a snapshot arrived while detached
-
-    @property
-    def problem(self) -> str | None:
+        self.problem: str | None = "the driver's files have not been searched yet"
         """The reason why containers cannot get a GPU; None while driver files and the base document exist."""
-        return self._problem
+        self._search_due = False  # a snapshot arrived while detached
 
     @property
     def known(self) -> tuple[Snapshot, Terms] | None:
@@ -110,7 +106,7 @@ class InventoryPublisher:
         with self._lock:
             newest = self._newest
             if newest is not None and not self._detach.is_detached:
-                again = self._problem is not None or self._search_due
+                again = self.problem is not None or self._search_due
                 self._look_after(lambda: self._refresh_files(newest) if again else self._ensure_base())
             self._offer()
 
@@ -118,11 +114,11 @@ class InventoryPublisher:
         try:
             work()
         except DraError as error:
-            if str(error) != self._problem:
+            if str(error) != self.problem:
                 log.warning("containers cannot get a GPU", extra={"reason": error})
-            self._problem = str(error)
+            self.problem = str(error)
         else:
-            self._problem = None
+            self.problem = None
 
     def _refresh_files(self, snapshot: Snapshot) -> None:
         self._search_due = False
@@ -141,7 +137,7 @@ class InventoryPublisher:
             self._terms.update(self._complete(self._newest))  # looks for policies
         if self._offered is None and not (self._conflict.is_known and self._terms.is_known):
             return
-        reason = self._hardware.problem or self._problem
+        reason = self._hardware.problem or self.problem
         asked = self._detach.taint_value
         if asked is not None:
             self._unusable_since = None

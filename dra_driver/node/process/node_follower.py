@@ -70,6 +70,7 @@ class NodeFollower:
             allowed=allow_second,
             clock=clock,
         )
+        self.amend, self.report = self._drain.amend, self._second.report
         if own_node.current() is not None:  # the API server answers
             publisher.wait_listed(FIRST_SLICES_S)
         self.look()
@@ -98,9 +99,6 @@ class NodeFollower:
         """One message for each drain and each allowed second publisher."""
         return [*self._drain.remarks, *self._second.remarks]
 
-    def amend(self, snapshot: Snapshot, terms: Terms) -> Mapping[GpuUuid, GpuTerms]:
-        return self._drain.amend(snapshot, terms)
-
     def call_after_changes(self, callback: Callable[[], None]) -> None:
         """Call ``callback``, which must not block, when `look` may find a change. For one caller."""
         self._own_node.subscribe(callback)
@@ -124,9 +122,6 @@ class NodeFollower:
     def follow(self, publish: Callable[[], None]) -> None:
         if self.look():
             publish()
-
-    def report(self, warn: Callable[[str, str], bool]) -> None:
-        self._second.report(warn)
 
 
 class DrainTaint:

@@ -9,7 +9,7 @@ that none is left.
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from typing import Final
 
 from dra_driver.core.backoff import Backoff
@@ -43,7 +43,7 @@ class PolicyWatch:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._node_name, self._changed, self._clock = node_name, changed, clock
+        self._changed, self._clock = changed, clock
         self._lock = threading.Lock()  # guards the fields below
         self._counted: dict[str, PolicyObject] = {}
         self._current: tuple[PolicyObject, ...] | None = None
@@ -52,24 +52,19 @@ class PolicyWatch:
         self._refused_since: float | None = None
         self._absent = Backoff(first_s=ABSENT_S[0], longest_s=ABSENT_S[1], rand=random.random)
         self._backoff = Backoff(first_s=0.5, longest_s=FIRST_S, rand=random.random)
-        self._lists = ReducedLists(rest, self._kept, PAGE)
+        self._lists = ReducedLists(rest, lambda item, beside: kept(item, node_name, beside, MAX_POLICIES), PAGE)
         self._reflector = Reflector(
             self._lists,
             paths.gpu_policies(),
             "",
             self.notice,
-            slim=self._slim,
+            slim=lambda item: self._lists.slim(item, self._reflector.items().values()),
             name=THREAD_NAME,
             place="policies",
             backoff=self._backoff,
             patience=self.patience,
         )
-
-    def start(self) -> None:
-        self._reflector.start()
-
-    def stop(self) -> None:
-        self._reflector.stop()
+        self.start, self.stop = self._reflector.start, self._reflector.stop
 
     @property
     def problem(self) -> str | None:
@@ -128,12 +123,6 @@ class PolicyWatch:
         if is_new:
             self._current = found
         return is_new
-
-    def _slim(self, item: dict[str, object]) -> PolicyObject | None:
-        return self._lists.slim(item, self._reflector.items().values())
-
-    def _kept(self, item: Mapping[str, object], beside: Iterable[PolicyObject]) -> PolicyObject | None:
-        return kept(item, self._node_name, beside, MAX_POLICIES)
 
     def patience(self, error: KubernetesApiError) -> float:
         """The least seconds until the next attempt after this error; runs once for each, in the watch's thread."""

@@ -197,11 +197,7 @@ class StorageHealth:
         self, folders: Sequence[Folder], bring_back: Callable[[], Sequence[str]], space: Callable[[Path], Space] = space
     ) -> None:
         self._folders, self._bring_back, self._space = folders, bring_back, space
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
+        self.problem: str | None = None
 
     def check(self) -> None:
         """Check once and restore missing files. Never raises a DraError or OSError."""
@@ -212,12 +208,12 @@ class StorageHealth:
         for folder in self._folders:
             problems += [why_not_writable(folder.path, folder.what, folder.setting) or self._why_full(folder) or ""]
         problem = "; ".join(filter(None, problems)) or None
-        if problem != self._problem:
+        if problem != self.problem:
             if problem:
                 log.error("cannot write driver files", extra={"reason": problem})
             else:
                 log.info("driver files can be written again")
-        self._problem = problem
+        self.problem = problem
 
     def _why_full(self, folder: Folder) -> str | None:
         try:

@@ -24,15 +24,14 @@ from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.core.errors import DraError, GpuBusyError
 from dra_driver.core.files import lock_file, replace_file
-from dra_driver.core.model.fabric import Fabric
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.core.model.mig import ComputeInstance, MigInstance
+from dra_driver.core.model.mig import ComputeInstance
 from dra_driver.core.model.terms import Terms, terms_of
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
-from dra_driver.hardware.gpu.backend import ComputeMode, GpuControl, MigModes, ModeAnswer
+from dra_driver.hardware.gpu.backend import GpuControl, ModeAnswer
 from dra_driver.node.claims import AssignedDevice, Entry
 from dra_driver.node.usage.assignments import FILE, encode
 from dra_driver.node.usage.values import AssignedClaim, AssignedGpu, AssignedUse, Assignments
@@ -155,6 +154,9 @@ class GpuChangeTracker:
 class TrackedGpuControl:
     def __init__(self, control: GpuControl, tracker: GpuChangeTracker) -> None:
         self._control, self._tracker = control, tracker
+        self.compute_mode, self.set_compute_mode = control.compute_mode, control.set_compute_mode
+        self.mig_mode, self.mig_modes, self.mig_instances = control.mig_mode, control.mig_modes, control.mig_instances
+        self.fabric = control.fabric
 
     def _change(self, gpu: GpuUuid, call: Callable[[], T]) -> T:
         with self._tracker.during(gpu):
@@ -166,28 +168,13 @@ class TrackedGpuControl:
                         raise
                     return call()
 
-    def compute_mode(self, gpu: GpuUuid) -> ComputeMode:
-        return self._control.compute_mode(gpu)
-
-    def set_compute_mode(self, gpu: GpuUuid, mode: ComputeMode) -> None:
-        self._control.set_compute_mode(gpu, mode)
-
-    def mig_mode(self, gpu: GpuUuid) -> bool:
-        return self._control.mig_mode(gpu)
-
     def set_mig_mode(self, gpu: GpuUuid, enabled: bool) -> None:
         with self._tracker.during(gpu), self._tracker.exporter.acquired():
             self._control.set_mig_mode(gpu, enabled)
 
-    def mig_modes(self, gpu: GpuUuid) -> MigModes:
-        return self._control.mig_modes(gpu)
-
     def request_mig_mode(self, gpu: GpuUuid, enabled: bool) -> ModeAnswer:
         with self._tracker.during(gpu), self._tracker.exporter.acquired():
             return self._control.request_mig_mode(gpu, enabled)
-
-    def mig_instances(self, gpu: GpuUuid) -> tuple[MigInstance, ...]:
-        return self._control.mig_instances(gpu)
 
     def create_gpu_instance(self, gpu: GpuUuid, profile_id: int, start: int) -> int:
         return self._change(gpu, partial(self._control.create_gpu_instance, gpu, profile_id, start))
@@ -200,9 +187,6 @@ class TrackedGpuControl:
 
     def destroy_gpu_instance(self, gpu: GpuUuid, gi_id: int) -> None:
         self._change(gpu, partial(self._control.destroy_gpu_instance, gpu, gi_id))
-
-    def fabric(self, gpu: GpuUuid) -> Fabric | None:
-        return self._control.fabric(gpu)
 
 
 def header(settings: NodeSettings) -> Assignments:

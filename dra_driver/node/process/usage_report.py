@@ -63,11 +63,7 @@ class FindingsFile:
         self._has_read = False
         self._renewed_s = clock()
         self._findings: UsageFindings | None = None
-        self._problem: str | None = None
-
-    @property
-    def problem(self) -> str | None:
-        return self._problem
+        self.problem: str | None = None
 
     def look(self) -> UsageFindings | None:
         """The findings in force; the same value while nothing changed, None if there are none."""
@@ -92,12 +88,12 @@ class FindingsFile:
         except ConfigurationError as error:
             self._fail(f"the usage exporter's findings are damaged: {error}")
             return
-        self._problem, self._renewed_s = None, self._clock() - age_s
+        self.problem, self._renewed_s = None, self._clock() - age_s
 
     def _fail(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("cannot read findings of the usage exporter", extra={"reason": problem})
-        self._problem = problem
+        self.problem = problem
 
 
 class ClaimNotice(Struct, frozen=True, kw_only=True):
@@ -194,12 +190,9 @@ class UsageReport:
         folder = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
         self._file, self._journal, self._clock, self._now = FindingsFile(folder, clock=clock), journal, clock, now
         self._events = UsageEvents(tell, notify=notify, clock=clock)
-        self._reported, self._checked_s, self._checked_at = gpu_node.NO_USAGE, 0.0, ""
-
-    @property
-    def reported(self) -> gpu_node.ReportedUsage:
+        self._checked_s, self._checked_at = 0.0, ""
+        self.reported = gpu_node.NO_USAGE
         """The usage for the GpuNode; the same value while nothing changed."""
-        return self._reported
 
     @property
     def problem(self) -> str | None:
@@ -216,8 +209,8 @@ class UsageReport:
         self._take(validate_findings(findings, self._journal.entries(), snapshot, terms, self._checked_at))
 
     def _take(self, reported: gpu_node.ReportedUsage) -> None:
-        if reported != self._reported:
-            self._reported = reported
+        if reported != self.reported:
+            self.reported = reported
         self._events.update(reported)
 
 

@@ -97,12 +97,8 @@ class FeatureWatch:
         self._api, self._version, self._lists = api, version, lists
         self._driver, self._node = driver, node
         self._asked: ServerVersion | None = None
-        self._features = ApiServerFeatures()
-
-    @property
-    def current(self) -> ApiServerFeatures:
+        self.current = ApiServerFeatures()
         """The features; none before the first answer."""
-        return self._features
 
     @property
     def is_known(self) -> bool:
@@ -116,11 +112,11 @@ class FeatureWatch:
         minor = (version.major, version.minor)
         kept = probe(self._api, self._driver, self._node, lists=self._lists, overhead=minor >= _OVERHEAD_FROM)
         hides = minor == _SHARES_HIDE_COUNTERS
-        before, self._features = self._features, replace(kept, shares_hide_counters=hides)
+        before, self.current = self.current, replace(kept, shares_hide_counters=hides)
         self._asked = version
-        found = {name: getattr(self._features, name) for name in ApiServerFeatures.__struct_fields__}
+        found = {name: getattr(self.current, name) for name in ApiServerFeatures.__struct_fields__}
         log.info("API server features found", extra={"version": str(version), **found})
-        return before != self._features
+        return before != self.current
 
     def lose(self, names: Iterable[str]) -> bool:
         """Disable features until the server's version changes: a write showed that the server drops their fields.
@@ -128,5 +124,5 @@ class FeatureWatch:
         False when they were disabled before. API servers behind one address may differ in their gates; one that drops
         fields counts.
         """
-        before, self._features = self._features, replace(self._features, **dict.fromkeys(names, False))
-        return before != self._features
+        before, self.current = self.current, replace(self.current, **dict.fromkeys(names, False))
+        return before != self.current

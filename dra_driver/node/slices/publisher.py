@@ -134,7 +134,8 @@ class Publisher:
         self._problem: str | None = None
         self._watcher: Reflector | None = None
         self._listed = threading.Event()
-        self._noticed = 0
+        self.noticed = 0
+        """The number of noticed changes of the node's resource slices: while it stays, `other_pools` do."""
         self._on_notice: Callable[[], None] = lambda: None
         self._worker = Worker("publisher", self.step, on_error=self._unexpected)
 
@@ -191,11 +192,6 @@ class Publisher:
         """Wait up to ``timeout_s`` until the node's resource slices are listed; return whether they are."""
         return self._listed.wait(timeout_s)
 
-    @property
-    def noticed(self) -> int:
-        """The number of noticed changes of the node's resource slices: while it stays, `other_pools` do."""
-        return self._noticed
-
     def on_notice(self, callback: Callable[[], None]) -> None:
         """Call ``callback``, which must not block, after each of these changes. One callback at most."""
         self._on_notice = callback
@@ -231,7 +227,7 @@ class Publisher:
 
     def notice(self, change: ReflectorChange) -> None:
         """Handle a watch event about resource slices of this node; own writes and other drivers' are recognised."""
-        self._noticed += 1  # one thread notices
+        self.noticed += 1  # one thread notices
         self._on_notice()
         if change.kind == "listed":
             self._listed.set()

@@ -53,7 +53,8 @@ class Reconciler:
     def __init__(self, api: SlicesApi, driver: str, node: str, pool: str) -> None:
         self._api = api
         self._driver, self._node, self._pool = driver, node, pool
-        self._node_uid = ""
+        self.node_uid = ""
+        """UID of the Node object; "" before the first pass."""
         self._accepted: dict[int, _Accepted] = {}
         self._versions: dict[str, str] = {}
 
@@ -74,25 +75,20 @@ class Reconciler:
             lost=lost,
         )
 
-    @property
-    def node_uid(self) -> str:
-        """UID of the Node object; "" before the first pass."""
-        return self._node_uid
-
     def is_own_write(self, name: str, version: str | None) -> bool:
         """Return whether an event reports a state that the last pass read or wrote; ``version`` None: deleted."""
         return self._versions.get(name) == version
 
     def _planned(self, desired: Sequence[DesiredSlice], actual: Iterable[StoredSlice]) -> Writes:
-        known = self._node_uid
+        known = self.node_uid
         if not known:
-            self._node_uid = self._api.node_uid()
+            self.node_uid = self._api.node_uid()
         writes = compute_writes(desired, actual, self._identity())
         if known and writes.creates:
             # When a Node object is deleted and created again, its resource slices are deleted too, and new ones need
             # the new owner.
-            self._node_uid = self._api.node_uid()
-            if self._node_uid != known:
+            self.node_uid = self._api.node_uid()
+            if self.node_uid != known:
                 writes = compute_writes(desired, actual, self._identity())
         return writes
 
@@ -169,7 +165,7 @@ class Reconciler:
         return replace(want, accepted=known.digest) if known is not None and known.want.says_the_same(want) else want
 
     def _identity(self) -> PoolIdentity:
-        return PoolIdentity(driver=self._driver, node=self._node, node_uid=self._node_uid, pool=self._pool)
+        return PoolIdentity(driver=self._driver, node=self._node, node_uid=self.node_uid, pool=self._pool)
 
 
 def _meta(item: StoredSlice, key: str) -> str:

@@ -23,7 +23,7 @@ from dra_driver.sim.apiserver.api_errors import bad_request, status_error
 from dra_driver.sim.apiserver.jsonvalue import Clock, Obj, child, dig, dump, entries, mapping, utc_now
 from dra_driver.sim.apiserver.kinds import POD_DISRUPTION_BUDGETS, PODS
 from dra_driver.sim.apiserver.messages import ApiRequest, Reply, Target
-from dra_driver.sim.apiserver.printers import selector_text
+from dra_driver.sim.apiserver.printers import has_condition, selector_text
 from dra_driver.sim.apiserver.selectors import object_match
 from dra_driver.sim.apiserver.store import Line, Store
 from dra_driver.sim.apiserver.writes import WriteOptions
@@ -190,10 +190,7 @@ def _take_from_budget(store: Store, pod: Obj, *, dry_run: bool) -> None:
 
 
 def _unready_pod_may_go(pod: Obj, budget: Obj) -> bool:
-    ready = any(
-        item.get("type") == "Ready" and item.get("status") == "True" for item in entries(pod, "status", "conditions")
-    )
-    if ready:
+    if has_condition(pod, "Ready"):
         return False
     if dig(budget, "spec", "unhealthyPodEvictionPolicy") == "AlwaysAllow":
         return True

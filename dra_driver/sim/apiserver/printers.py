@@ -231,7 +231,7 @@ def _job_duration(obj: Obj, now: datetime) -> str:
     return duration((ended - started).total_seconds()) if started else ""
 
 
-def _has_condition(obj: Obj, wanted: str) -> bool:
+def has_condition(obj: Obj, wanted: str) -> bool:
     return any(
         item.get("type") == wanted and item.get("status") == "True" for item in entries(obj, "status", "conditions")
     )
@@ -267,7 +267,7 @@ class _Row:
         sidecars = {item.get("name") for item in init if item.get("restartPolicy") == "Always"}
         self.total = len(entries(pod, "spec", "containers")) + len(sidecars)
         initializing = self._init_containers(sidecars, len(init))
-        if not initializing or _has_condition(pod, "Initialized"):
+        if not initializing or has_condition(pod, "Initialized"):
             self._containers(sidecars)
         if dig(pod, "metadata", "deletionTimestamp"):
             if dig(pod, "status", "reason") == "NodeLost":
@@ -311,7 +311,7 @@ class _Row:
                 running = True
                 self.ready += 1
         if self.reason == "Completed":
-            if running and _has_condition(self.pod, "Ready"):
+            if running and has_condition(self.pod, "Ready"):
                 self.reason = "Running"
             elif failure or running:
                 self.reason = failure or "NotReady"
@@ -319,7 +319,7 @@ class _Row:
 
 def _gates(pod: Obj, _now: datetime) -> str:
     gates = [item.get("conditionType", "") for item in entries(pod, "spec", "readinessGates")]
-    return f"{sum(_has_condition(pod, gate) for gate in gates)}/{len(gates)}" if gates else NONE
+    return f"{sum(has_condition(pod, gate) for gate in gates)}/{len(gates)}" if gates else NONE
 
 
 def _restarts(pod: Obj, now: datetime) -> str:

@@ -219,7 +219,7 @@ class ApiServer:
             else store or Store(check_cel=check_cel, clock=clock, namespace_delay_s=NAMESPACE_DELAY_S)
         )
         self._port: int = before._port if before else port
-        self._token = before.token if before else secrets.token_urlsafe(32)
+        self.token: str = before.token if before else secrets.token_urlsafe(32)
         self._authority: trustme.CA = before._authority if before else trustme.CA()
         self._certificate: trustme.LeafCert = (
             before._certificate if before else self._authority.issue_cert(ADDRESS, "localhost")
@@ -233,10 +233,6 @@ class ApiServer:
     @property
     def url(self) -> str:
         return f"https://{ADDRESS}:{self._port}"
-
-    @property
-    def token(self) -> str:
-        return self._token
 
     @property
     def certificate(self) -> str:
@@ -283,7 +279,7 @@ class ApiServer:
             "apiVersion": "v1",
             "kind": "Config",
             "clusters": [{"name": "embedded", "cluster": cluster}],
-            "users": [{"name": "embedded-admin", "user": {"token": self._token}}],
+            "users": [{"name": "embedded-admin", "user": {"token": self.token}}],
             "contexts": [{"name": "embedded", "context": {"cluster": "embedded", "user": "embedded-admin"}}],
             "current-context": "embedded",
         }
@@ -308,7 +304,7 @@ class ApiServer:
 
     async def _serve(self, listener: socket.socket) -> None:
         self._loop = asyncio.get_running_loop()
-        self._application = ApiApplication(self.store, self._token, self._clock)
+        self._application = ApiApplication(self.store, self.token, self._clock)
         config = uvicorn.Config(
             self._application,
             lifespan="off",

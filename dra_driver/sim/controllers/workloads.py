@@ -7,7 +7,6 @@ indexes and pod failure policies of jobs; suspended jobs are skipped.
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from datetime import datetime, timedelta
 
@@ -208,7 +207,8 @@ def _rollout_limits(deployment: Obj, replicas: int) -> tuple[int, int]:
 def _share(value: object, replicas: int, *, round_up: bool) -> int:
     if isinstance(value, int):
         return value
-    percent = int(str(value).rstrip("%"))
+    text = str(value).removesuffix("%")
+    percent = int(text) if text.isdigit() else 0
     return -(-replicas * percent // 100) if round_up else replicas * percent // 100
 
 
@@ -399,13 +399,6 @@ def _still_disrupted(budget: Obj, pods: Sequence[Obj]) -> dict[str, str]:
 
 def _wanted(spec: Obj, pods: Sequence[Obj], scale: int) -> tuple[int, int]:
     if "maxUnavailable" in spec:
-        return scale, max(0, scale - _scaled(spec["maxUnavailable"], scale))
+        return scale, max(0, scale - _share(spec["maxUnavailable"], scale, round_up=True))
     least = spec.get("minAvailable", 1)
-    return (scale, _scaled(least, scale)) if isinstance(least, str) else (len(pods), least)
-
-
-def _scaled(value: int | str, of: int) -> int:
-    if isinstance(value, int):
-        return value
-    percent = value.removesuffix("%")
-    return math.ceil(int(percent) * of / 100) if percent.isdigit() else 0
+    return (scale, _share(least, scale, round_up=True)) if isinstance(least, str) else (len(pods), least)

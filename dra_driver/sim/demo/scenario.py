@@ -15,6 +15,7 @@ from dra_driver.sim.demo.expectations import Expectation, read_expectations, unm
 from dra_driver.sim.loop import Client, deletion_order, kind_of, load, split_namespace
 
 POLL_S = 0.05
+STEADY_S = 0.3
 
 
 class ContainerReport(Struct, frozen=True, kw_only=True):
@@ -50,14 +51,12 @@ class Scenario:
         observe: Callable[[Path], None] = lambda _path: None,
         reach_s: float = 60.0,
         delete_s: float = 60.0,
-        steady_s: float = 0.3,
     ) -> None:
         self._client = client
         self._leftovers = leftovers
         self._observe = observe
         self._reach_s = reach_s
         self._delete_s = delete_s
-        self._steady_s = steady_s
 
     def run(self, path: Path, namespace: str) -> ExampleResult:
         """Run one example in ``namespace``, or in its own Namespace; creates and deletes the namespace."""
@@ -69,7 +68,7 @@ class Scenario:
         try:
             self._apply(objects, namespace_object)
             self._wait(lambda: unmet(expectations, self._client, namespace), self._reach_s)
-            time.sleep(self._steady_s)  # and check again: a pod may be Pending only because it is slow
+            time.sleep(STEADY_S)  # and check again: a pod may be Pending only because it is slow
             self._wait(lambda: unmet(expectations, self._client, namespace), POLL_S)
             containers = self._container_reports(namespace)
             self._observe(path)

@@ -13,6 +13,7 @@ from dra_driver.conformance import plugin as registry
 from dra_driver.conformance.plugin import DRA_SERVICES, ClaimKey, Plugin, PluginInfo, PrepareAnswer
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff
+from dra_driver.core.convert import convert
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.core.worker import Worker
@@ -46,12 +47,12 @@ class DraPlugin:
     def prepare(self, claims: Sequence[NodeClaim]) -> dict[str, PrepareAnswer]:
         """Call NodePrepareResources; returns the answer per claim UID. Raises RetryableError if the call fails."""
         with _translated("NodePrepareResources"):
-            return self._plugin.prepare(_keys(claims))
+            return self._plugin.prepare(convert(claims, list[ClaimKey], from_attributes=True))
 
     def unprepare(self, claims: Sequence[NodeClaim]) -> dict[str, str]:
         """Call NodeUnprepareResources; returns an error or "" per UID. Raises RetryableError if the call fails."""
         with _translated("NodeUnprepareResources"):
-            return self._plugin.unprepare(_keys(claims))
+            return self._plugin.unprepare(convert(claims, list[ClaimKey], from_attributes=True))
 
     def close(self) -> None:
         """Close the connection and stop the health thread (5 s). Idempotent."""
@@ -77,10 +78,6 @@ class DraPlugin:
             log.debug("health stream ended", extra={"driver": self.name, "reason": error})
         self._reports.clear(self.name)
         return HEALTH_RETRY_S
-
-
-def _keys(claims: Sequence[NodeClaim]) -> list[ClaimKey]:
-    return [ClaimKey(namespace=claim.namespace, name=claim.name, uid=claim.uid) for claim in claims]
 
 
 @contextmanager

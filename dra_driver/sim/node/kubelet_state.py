@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import RetryableError, StorageError
+from dra_driver.core.files import replace_file
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 
 
@@ -127,10 +128,8 @@ class KubeletState:
             return frozenset(pod for entry in self._entries.values() for pod in entry.pods)
 
     def _save(self) -> None:
-        temporary = self._path.with_suffix(".new")
         try:
-            temporary.write_bytes(json.encode(_File(list(self._entries.values())), order="sorted"))
-            temporary.replace(self._path)
+            replace_file(self._path, json.encode(_File(list(self._entries.values())), order="sorted"))
         except OSError as error:
             raise StorageError(f"the simulated kubelet cannot write {self._path}: {error.strerror}") from error
 

@@ -160,6 +160,7 @@ class NvmlBackend:
         finds it), else the dynamic linker's, also for ``/``. ``reads_instances``: see ``listings.py``."""
         patience = patience or Patience()
         self._session = Session(library_path, driver_root, sysfs_root, end_timeout_s=patience.end_s)
+        self.open, self.reattach = self._session.open, self._session.reattach
         self.listings = Listings(reads_instances)
         self._node = Node(self._session, sysfs_root, self.listings, patience)
         self._events = mig_events(self._session, self._node.reading, self.listings.happened)
@@ -168,9 +169,6 @@ class NvmlBackend:
         self._feeling = threading.Lock()  # one health reading at a time; acquired as the lock below
         self._looking = threading.Lock()  # one snapshot at a time; acquired before the session and before a GPU's turn
         self._renewals = Renewals(self._session, dev_folder)
-
-    def open(self) -> None:
-        self._session.open()
 
     def close(self) -> None:
         """See ``Backend.close``. Waits for running calls, see ``call_locks.Patience``."""
@@ -185,9 +183,6 @@ class NvmlBackend:
         if left:
             log.warning("device files are open after the end of the NVML session", extra={"files": " ".join(left)})
         return not left
-
-    def reattach(self) -> None:
-        self._session.reattach()
 
     @property
     def detached(self) -> str | None:

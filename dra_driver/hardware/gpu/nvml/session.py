@@ -197,7 +197,7 @@ class Session:
         self._may_stay = False  # that end may be called off: only detach or renew asked for it
         self._changing = False  # one thread opens or ends it now, and owns pynvml's globals
         self._generation = 0
-        self._detached: str | None = None  # why no session may begin
+        self.detached: str | None = None  # why no session may begin
         self._surroundings = DriverEnvironment()
         self._before_end: list[Callable[[], None]] = []
         self.waits = Waits()  # for threads that only wait for events
@@ -231,7 +231,7 @@ class Session:
     def detach(self, reason: str, timeout_s: float) -> bool:
         """End the session as ``close`` does, and begin none until ``reattach``; whether it has ended in time."""
         with self._turn:
-            self._detached = reason
+            self.detached = reason
             self._turn.notify_all()  # callers that wait for the end of the last session
             self._end(may_stay=True)
             return self._await_end(self._is_ended, timeout_s)
@@ -239,12 +239,8 @@ class Session:
     def reattach(self) -> None:
         """Allow new sessions. A session that has not ended continues: a hanging GPU may keep it open indefinitely."""
         with self._turn:
-            self._detached = None
+            self.detached = None
             self._call_off_end()
-
-    @property
-    def detached(self) -> str | None:
-        return self._detached
 
     def outlook(self) -> tuple[int, DriverEnvironment, DriverEnvironment] | None:
         """Return the number of the open session, its environment and the environment of a new one; None without one."""
@@ -260,7 +256,7 @@ class Session:
     def wait_attached(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` until a session may begin; whether it may."""
         with self._turn:
-            return self._turn.wait_for(lambda: self._detached is None, timeout_s)
+            return self._turn.wait_for(lambda: self.detached is None, timeout_s)
 
     @contextlib.contextmanager
     def use(self, generation: int | None = None, *, waits: bool = False, joins: bool = False) -> Iterator[int]:
@@ -301,14 +297,14 @@ class Session:
 
     def _begin(self) -> None:
         if not self._turn.wait_for(
-            lambda: not (self._ending or self._changing) or self._detached is not None, self._end_timeout_s
+            lambda: not (self._ending or self._changing) or self.detached is not None, self._end_timeout_s
         ):
             raise DriverUnavailableError(
                 f"the NVIDIA driver cannot be used: a call of the last NVML session has not returned for "
                 f"{self._end_timeout_s:.0f} s; see XID messages in the node's kernel log; reboot it if it stays so"
             )
-        if self._detached is not None:
-            raise DetachedError(self._detached)
+        if self.detached is not None:
+            raise DetachedError(self.detached)
         if self._is_open:
             return
         with self._changed():
@@ -316,9 +312,9 @@ class Session:
         self._is_open = True
         self._generation += 1
         self._surroundings = surroundings
-        if self._detached is not None:
+        if self.detached is not None:
             self._end()
-            raise DetachedError(self._detached)
+            raise DetachedError(self.detached)
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
@@ -364,7 +360,7 @@ class Session:
 
     def _call_off_end(self) -> None:
         """Admit users to a session that has not ended yet."""
-        if self._may_stay and self._detached is None:
+        if self._may_stay and self.detached is None:
             self._ending = False
         self._turn.notify_all()
 

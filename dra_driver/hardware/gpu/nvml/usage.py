@@ -1,6 +1,6 @@
 """Read the usage of real GPUs: a ``backend.UsageSource`` with its own session, in a process that only reads usage.
 
-The session holds device files open, and one that has listed MIG devices keeps them from being destroyed: ``detach``
+The session holds device files open, and one that has listed MIG devices keeps them from being destroyed: ``close``
 ends it while GPUs are partitioned. Every value is optional: boards, drivers and permissions differ, and a call that
 fails makes only its own value unknown. Utilisation of GPU instances comes from GPM (Hopper and newer, 525+):
 nvmlGpmMigSampleGet fills a sample, nvmlGpmMetricsGet compares two samples of one instance, at least 100 ms apart
@@ -21,7 +21,6 @@ from msgspec import Struct, field
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
 from dra_driver.core.model.ids import GpuUuid, MigUuid
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage, busiest
-from dra_driver.hardware.gpu.backend import DETACH_TIMEOUT_S
 from dra_driver.hardware.gpu.nvml.call_locks import NoAnswerError, Reads
 from dra_driver.hardware.gpu.nvml.errors import attempt, describe, driver_call, required
 from dra_driver.hardware.gpu.nvml.session import Session
@@ -353,23 +352,11 @@ class NvmlUsage:
         """Arguments as in `NvmlBackend`; ``look_s`` is a GPU's time limit in seconds."""
         self._session = Session(library_path, driver_root, sysfs_root)
         self._session.before_end(self._forget)
+        self.close = self._session.close
         self._reads: Reads[GpuUsage | None] = Reads()
         self._look_s = look_s
         self._meters: dict[int, _Meters] = {}
         self._generation = 0
-
-    def close(self) -> None:
-        self._session.close()
-
-    def detach(self, reason: str, timeout_s: float = DETACH_TIMEOUT_S) -> bool:
-        return self._session.detach(reason, timeout_s)
-
-    def reattach(self) -> None:
-        self._session.reattach()
-
-    @property
-    def detached(self) -> str | None:
-        return self._session.detached
 
     def usage(self) -> tuple[GpuUsage, ...]:
         """See ``backend.UsageSource``. A GPU that never answered is excluded: its UUID is unknown."""

@@ -44,16 +44,12 @@ class Attachment:
         self._turn = threading.Condition()  # guards the fields below
         self._descriptor: int | None = None
         self._calls = 0
-        self._detached: str | None = None
-
-    @property
-    def detached(self) -> str | None:
-        return self._detached
+        self.detached: str | None = None
 
     def detach(self, reason: str, timeout_s: float) -> bool:
         """Refuse new calls and wait for running ones; whether none is left."""
         with self._turn:
-            self._detached = reason
+            self.detached = reason
             self._close_if_unused()
             return self._turn.wait_for(lambda: self._calls == 0, timeout_s)
 
@@ -64,20 +60,20 @@ class Attachment:
 
     def reattach(self) -> None:
         with self._turn:
-            self._detached = None
+            self.detached = None
             self._turn.notify_all()
 
     def wait_attached(self, timeout_s: float) -> bool:
         """Wait up to ``timeout_s`` until calls are allowed; whether they are."""
         with self._turn:
-            return self._turn.wait_for(lambda: self._detached is None, timeout_s)
+            return self._turn.wait_for(lambda: self.detached is None, timeout_s)
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
         """A call of the interface. Raises DetachedError."""
         with self._turn:
-            if self._detached is not None:
-                raise DetachedError(self._detached)
+            if self.detached is not None:
+                raise DetachedError(self.detached)
             self._calls += 1
             self._open()
         try:
@@ -85,7 +81,7 @@ class Attachment:
         finally:
             with self._turn:
                 self._calls -= 1
-                if self._detached is not None:
+                if self.detached is not None:
                     self._close_if_unused()
                 self._turn.notify_all()
 

@@ -165,15 +165,9 @@ def invent(model: catalog.GpuModel, minor: int, node_name: str) -> Gpu:
 def profiles(table: catalog.MigTable) -> tuple[MigProfile, ...]:
     ordered = sorted(table.profiles, key=lambda profile: profile.profile_id)
     return tuple(
-        MigProfile(
-            name=profile.name,
-            profile_id=profile.profile_id,
-            compute_slices=profile.compute_slices,
-            memory_slices=profile.memory_slices,
-            max_instances=profile.max_instances,
-            starts=profile.starts,
+        replace(
+            convert(profile, MigProfile, from_attributes=True),
             memory_bytes=None if profile.memory_mib is None else profile.memory_mib * 2**20,
-            multiprocessors=profile.multiprocessors,
             copy_engines=profile.engines.copy,
             decoders=profile.engines.decoder,
             encoders=profile.engines.encoder,

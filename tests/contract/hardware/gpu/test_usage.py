@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import DetachedError, DriverUnavailableError
+from dra_driver.core.errors import DriverUnavailableError
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.core.model.usage import GpuUsage, InstanceUsage, ProcessUsage
-from dra_driver.hardware.gpu.backend import Detachable, UsageSource
+from dra_driver.hardware.gpu.backend import UsageSource
 from dra_driver.hardware.gpu.nvml.usage import NvmlUsage
 from dra_driver.hardware.gpu.simulated.spec import NodeSpec, parse_groups
 from dra_driver.hardware.gpu.simulated.usage import SimulatedUsage, SimulatedUse, UseStep, change_uses
@@ -115,9 +115,6 @@ class NvmlNode(Busy):
         self.nvml.close()
         self.state.inject("nvmlInitWithFlags", codes.DRIVER_NOT_LOADED)
 
-    def detachable(self) -> Detachable:
-        return self.nvml
-
 
 class SimulatedNode(Busy):
     """The simulation, and the file of its uses."""
@@ -159,9 +156,6 @@ class SimulatedNode(Busy):
 
     def unload(self) -> None:
         self.gpus = SimulatedBackend(replace(self.node, unavailable="it is not loaded"))
-
-    def detachable(self) -> Detachable:
-        return self.gpus
 
 
 BusyNode = NvmlNode | SimulatedNode
@@ -288,16 +282,6 @@ def test_without_a_driver_it_says_so(busy: BusyNode) -> None:
     busy.unload()
     with pytest.raises(DriverUnavailableError):
         busy.source.usage()
-
-
-def test_a_driver_that_was_given_up_is_not_looked_at_until_it_is_taken_back(busy: BusyNode) -> None:
-    busy.run()
-    busy.source.usage()
-    assert busy.detachable().detach("an upgrade")
-    with pytest.raises(DetachedError, match="an upgrade"):
-        busy.source.usage()
-    busy.detachable().reattach()
-    assert busy.look(CARD).processes == ()
 
 
 def second_sample(busy: BusyNode, index: int) -> InstanceUsage:
@@ -524,14 +508,3 @@ def test_a_gpu_that_hangs_holds_up_no_other(
     finally:
         state.release()
         source.close()
-
-
-def test_while_detached_nothing_is_open(source: NvmlUsage, state: State) -> None:
-    source.usage()
-    assert state.opened()
-    assert source.detach("a GPU is cut")
-    with pytest.raises(DetachedError, match="a GPU is cut"):
-        source.usage()
-    assert not state.opened()
-    source.reattach()
-    assert source.usage()
