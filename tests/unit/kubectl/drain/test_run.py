@@ -97,6 +97,25 @@ def test_cordon_precedes_the_taint_and_its_undo_is_named() -> None:
     before = Run(FakeApi(), replace(ALL, cordon=True, dry_run=True))
     before.drain()
     assert before.api.requests == []
+    assert before.said[-1] == f"dry run: would cordon node {NODE} and drain 2 GPUs; nothing was changed"
+    assert (document_of(run.report).cordoned, document_of(before.report).cordoned) == (True, False)
+
+
+def test_an_unfinished_drain_names_the_cordon_and_its_undo() -> None:
+    class Refused(FakeApi):
+        def merge_patch(self, path: str, body: Mapping[str, object]) -> Wire:
+            if "metadata" in body:
+                raise ApiUnreachableError("refused")
+            return super().merge_patch(path, body)
+
+    cordoned = f"node {NODE} stays cordoned: kubectl uncordon {NODE}"
+    for api, error in ((Refused(), ApiUnreachableError), (FakeApi(node_process=False), DrainFailedError)):
+        run = Run(api, replace(ALL, cordon=True))
+        with pytest.raises(error):
+            run.drain()
+        left = state_left(run.report)
+        assert left[0] == cordoned
+        assert "nothing was changed" not in left
 
 
 def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
