@@ -87,10 +87,22 @@ def _share(text: str) -> str:
 def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
-    if not report.models and report.added_node is None:
-        print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
-        return
     gpus = _GPUS if full else _GPUS[:_NARROW]
+    if report.models:
+        _print_models(report, gpus, full=full)
+    else:
+        print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
+    if report.added_node is not None:
+        print_text(f"\nEach added node of {printable(report.added_node.gpus)}:")
+        rows = [*_on_added_node(report, "?" if unknown else "0")]
+        print_table(("PRODUCT", "REQUEST", "FITS NOW", "FITS ON IT"), rows, full=full)
+        print_text("\n".join(map(printable, not_checked(report.added_node.not_checked))))
+    if by_node and report.models:
+        print()
+        print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)
+
+
+def _print_models(report: CapacityReport, gpus: Sequence[str], *, full: bool) -> None:
     rows = [(model.model, *_gpus(model)[: len(gpus)]) for model in report.models]
     print_table(("PRODUCT", *gpus), rows, full=full)
     print()
@@ -101,13 +113,6 @@ def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) 
         print("\nFits nowhere although the total would suffice:")
         for shape in report.stranded_shapes:
             print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
-    if report.added_node is not None:
-        print_text(f"\nEach added node of {printable(report.added_node.gpus)}:")
-        print_table(("PRODUCT", "REQUEST", "FITS NOW", "FITS ON IT"), [*_on_added_node(report)], full=full)
-        print_text("\n".join(map(printable, not_checked(report.added_node.not_checked))))
-    if by_node:
-        print()
-        print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)
 
 
 def _gpus(model: ModelCapacity) -> Sequence[str]:
@@ -129,11 +134,12 @@ def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
 
 
-def _on_added_node(report: CapacityReport) -> Iterator[Sequence[str]]:
+def _on_added_node(report: CapacityReport, without: str) -> Iterator[Sequence[str]]:
+    """Yield the rows; ``without`` is shown for requests of which no model is published."""
     now = {row[:2]: row[3] for model in report.models for row in _requests(model)}
     for model in report.added_node.models if report.added_node is not None else ():
         for product, request, _, fits, *_ in _requests(model):
-            yield product, request, now.get((product, request), "0"), fits
+            yield product, request, now.get((product, request), without), fits
 
 
 def _nodes(nodes: Sequence[NodeCapacity], columns: int) -> list[Sequence[str]]:
