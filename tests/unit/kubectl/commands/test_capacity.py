@@ -51,15 +51,15 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("gaps", "said", "status", "now"),
-    [(["resourceslices: forbidden"], "Unknown: the published", 1, "?"), ([], "No devices found.", 0, "0")],
+    ("gaps", "said", "now"),
+    [(["resourceslices: forbidden"], "Unknown: the published", "?"), ([], "No devices found.", "0")],
 )
 def test_an_added_node_hides_no_unread_devices(
-    gaps: list[str], said: str, status: int, now: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    gaps: list[str], said: str, now: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dump(ClusterState(gaps=gaps), path := tmp_path / "state.json")
     question = ["capacity", "--cluster-state", str(path), "--with-node", "2xh100-sxm5-80gb", "--by-node"]
-    assert main(question) == status
+    assert main(question) == len(gaps)
     shown, told = capsys.readouterr()
     assert said in told
     assert shown.startswith("\nEach added node")
