@@ -21,7 +21,7 @@ def with_rails(
 ) -> list[Explanation]:
     """Return the reports. If the ``claims`` of pods, by pod, have GPUs of different rails, the first gets a note.
 
-    Claims are read only if a device has a rail: finding those of 4,000 pods takes a second."""
+    Claims are read only if a device has a rail: to find the claims of 4,000 pods takes a second."""
     if len(claims) < 2 or not reports:
         return list(reports)  # without reading each device of a large cluster
     published = {
