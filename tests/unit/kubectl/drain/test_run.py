@@ -131,6 +131,16 @@ def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
     assert [(each["claim"], each["pods"][0]["pod"]) for each in items] == [("one", "a"), ("two", "bare")]
 
 
+def test_a_pod_that_is_not_listed_has_the_fields_of_others_and_is_not_evicted() -> None:
+    api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a", "unlisted")])
+    run = Run(api, replace(ALL, evict=True, dry_run=True))
+    run.drain()
+    (item,) = to_wire(document_of(run.report))["items"]
+    fields = {"namespace", "pod", "uid", "controller", "ending", "keptReason"}
+    assert [set(each) for each in item["pods"]] == [fields, fields]
+    assert not any("team/unlisted" in text for text in run.said)
+
+
 def test_a_dry_run_of_undrain_changes_nothing() -> None:
     api = FakeApi(annotations={DRAIN_ANNOTATION: "GPU-1"})
     run = Run(api, replace(ALL, dry_run=True))
