@@ -54,9 +54,8 @@ def add_eviction(parser: argparse.ArgumentParser) -> None:
 
 
 def node_and_gpus(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the node and the GPUs of ``NODE``, ``node/NODE`` or ``NODE/GPU``, and of ``--gpu``.
-
-    Raises ConfigurationError for an empty name, as of an unset variable: without GPUs, a drain is of the whole node."""
+    """Return the node and the GPUs of ``NODE``, ``node/NODE`` or ``NODE/GPU``, and of ``--gpu``. Raises
+    ConfigurationError for an empty name, as of an unset variable: a drain without GPUs is of the whole node."""
     node, slash, gpu = args.node.removeprefix("node/").partition("/")
     gpus = (gpu, *args.gpu) if slash else tuple(args.gpu)
     if not node or "/" in gpu or not all(gpus):

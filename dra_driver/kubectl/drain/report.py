@@ -23,11 +23,10 @@ class NotEvicted(Struct, frozen=True, kw_only=True, rename=camel):
 
 
 class DrainReport(Struct, kw_only=True):
-    """Progress of the command, correct after each step. ``gpus`` are UUIDs.
+    """Progress of the command, correct after each step. ``gpus`` are UUIDs. ``cordoned``: by this command.
 
     ``items`` are the claims that use the GPUs. ``refusals`` are reasons by ``namespace/name`` of the pod.
-    ``cordoned``: by this command. ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while
-    unknown or not requested.
+    ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
     """
 
     command: Literal["drain", "undrain", "gpu"]
@@ -96,14 +95,13 @@ def state_left(report: DrainReport) -> list[str]:
     """Return the state after an unfinished command, and the next steps."""
     if report.command == "undrain":
         return [f"repeat the command: {report.undo}"]
-    cordoned = [f"node {report.node} stays cordoned: kubectl uncordon {report.node}"] if report.cordoned else []
+    found = [f"node {report.node} stays cordoned: kubectl uncordon {report.node}"] if report.cordoned else []
     if report.annotation is None:
-        return cordoned or ["nothing was changed"]
-    found = [
-        *cordoned,
+        return found or ["nothing was changed"]
+    found.append(
         f"annotation {DRAIN_ANNOTATION}={report.annotation} of node {report.node} is kept: new claims do not get these "
-        "GPUs; running pods are unaffected",
-    ]
+        "GPUs; running pods are unaffected"
+    )
     if report.evicted:
         found.append(f"evicted pods stay evicted: {', '.join(report.evicted)}")
     if report.detach_asked:

@@ -160,10 +160,8 @@ _OVER: Final = ("Succeeded", "Failed")
 
 
 class HolderPod(Struct, frozen=True, kw_only=True, rename=camel):
-    """A pod for which a claim is reserved. ``ending``: it is being deleted.
-
-    ``controller`` is ``ReplicaSet/web``, "" without one. ``kept`` is the reason not to evict it, "" without one.
-    """
+    """A pod for which a claim is reserved. ``ending``: it is being deleted. ``controller`` is ``ReplicaSet/web``, ""
+    without one. ``kept`` is the reason not to evict it, "" without one."""
 
     namespace: str
     name: str = field(name="pod")

@@ -12,15 +12,13 @@ from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.report import Explanation
 from dra_driver.kubectl.explain.subject import Wire
 
-Holder = tuple[str, str, str]
-"""Kind (pod or claim), namespace and name."""
+Holder = tuple[str, str, str]  # kind (pod or claim), namespace and name
 
 
 def with_rails(
     state: ClusterState, claims: Mapping[Holder, Callable[[], Sequence[Wire]]], reports: Sequence[Explanation]
 ) -> list[Explanation]:
     """Return the reports. If the ``claims`` of pods, by pod, have GPUs of different rails, the first gets a note.
-
     Claims are read only if a device has a rail: to find the claims of 4,000 pods takes a second."""
     if len(claims) < 2 or not reports:
         return list(reports)  # without reading each device of a large cluster

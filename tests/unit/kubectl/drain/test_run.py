@@ -131,7 +131,7 @@ def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
     assert [(each["claim"], each["pods"][0]["pod"]) for each in items] == [("one", "a"), ("two", "bare")]
 
 
-def test_a_pod_that_is_not_listed_has_the_fields_of_others_and_is_not_evicted() -> None:
+def test_an_unlisted_pod_has_the_fields_of_others_and_is_not_evicted() -> None:
     api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a", "unlisted")])
     run = Run(api, replace(ALL, evict=True, dry_run=True))
     run.drain()
