@@ -95,14 +95,14 @@ class Stream(Protocol):
 
 
 class ListWatch(Protocol):
-    """The part of ``rest.RestClient`` that a reflector needs."""
+    """Subset of ``rest.RestClient`` that a reflector uses."""
 
     def list(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, Any]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
 
 
 class PagedApi(Protocol):
-    """The part of ``rest.RestClient`` that `ReducedLists` needs."""
+    """Subset of ``rest.RestClient`` that `ReducedLists` uses."""
 
     def get(self, path: str, query: Mapping[str, str] | None = None) -> dict[str, object]: ...
     def watch(self, path: str, query: Mapping[str, str], read_timeout_s: float) -> Stream: ...
@@ -120,7 +120,7 @@ class _Reduced(Struct, Generic[View], frozen=True):
 
 class ReducedLists(Generic[View]):
     """A `ListWatch` that lists in pages of ``page`` objects, each replaced by the result of ``reduce``, which also gets
-    the results that are kept beside it. So no list is in memory as a whole."""
+    the results kept so far. At most one page is in memory."""
 
     def __init__(
         self, api: PagedApi, reduce: Callable[[Mapping[str, object], Iterable[View]], View | None], page: int

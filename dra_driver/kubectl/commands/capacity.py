@@ -87,25 +87,26 @@ def _share(text: str) -> str:
 def _print(report: CapacityReport, *, by_node: bool, unknown: bool, full: bool) -> None:
     for sentence in (*report.gaps, *report.notes):
         print(f"note: {printable(sentence)}", file=sys.stderr)
-    if not report.models and report.added_node is None:
-        print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
-        return
     gpus = _GPUS if full else _GPUS[:_NARROW]
-    rows = [(model.model, *_gpus(model)[: len(gpus)]) for model in report.models]
-    print_table(("PRODUCT", *gpus), rows, full=full)
-    print()
-    headings = ("PRODUCT", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
-    print_table(headings, [row for model in report.models for row in _requests(model)], full=full)
-    print_text("\n".join(wrapped(LEGEND)))
-    if report.stranded_shapes:
-        print("\nFits nowhere although the total would suffice:")
-        for shape in report.stranded_shapes:
-            print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
+    if report.models:
+        rows = [(model.model, *_gpus(model)[: len(gpus)]) for model in report.models]
+        print_table(("PRODUCT", *gpus), rows, full=full)
+        print()
+        headings = ("PRODUCT", "REQUEST", "IN USE", "FITS", "BY SUM", "STRANDED")
+        print_table(headings, [row for model in report.models for row in _requests(model)], full=full)
+        print_text("\n".join(wrapped(LEGEND)))
+        if report.stranded_shapes:
+            print("\nFits nowhere although the total would suffice:")
+            for shape in report.stranded_shapes:
+                print_text(f"  {printable(shape.request)} of {printable(shape.model)}: {printable(shape.why)}")
+    else:
+        print("Unknown: the published devices cannot be read." if unknown else "No devices found.", file=sys.stderr)
     if report.added_node is not None:
         print_text(f"\nEach added node of {printable(report.added_node.gpus)}:")
-        print_table(("PRODUCT", "REQUEST", "FITS NOW", "FITS ON IT"), [*_on_added_node(report)], full=full)
+        more = _on_added_node(report, unpublished="?" if unknown else "0")
+        print_table(("PRODUCT", "REQUEST", "FITS NOW", "FITS ON IT"), [*more], full=full)
         print_text("\n".join(map(printable, not_checked(report.added_node.not_checked))))
-    if by_node:
+    if by_node and report.models:
         print()
         print_table(("NODE", "PRODUCT", *gpus, "FITS"), _nodes(report.nodes, len(gpus)), full=full)
 
@@ -129,11 +130,11 @@ def _requests(model: ModelCapacity) -> Iterator[Sequence[str]]:
         yield model.model, item.request, in_use, fits, str(item.by_sum), str(item.stranded)
 
 
-def _on_added_node(report: CapacityReport) -> Iterator[Sequence[str]]:
+def _on_added_node(report: CapacityReport, *, unpublished: str) -> Iterator[Sequence[str]]:
     now = {row[:2]: row[3] for model in report.models for row in _requests(model)}
     for model in report.added_node.models if report.added_node is not None else ():
         for product, request, _, fits, *_ in _requests(model):
-            yield product, request, now.get((product, request), "0"), fits
+            yield product, request, now.get((product, request), unpublished), fits
 
 
 def _nodes(nodes: Sequence[NodeCapacity], columns: int) -> list[Sequence[str]]:

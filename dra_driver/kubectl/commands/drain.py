@@ -54,9 +54,13 @@ def add_eviction(parser: argparse.ArgumentParser) -> None:
 
 
 def node_and_gpus(args: argparse.Namespace) -> tuple[str, tuple[str, ...]]:
-    """Return the node and the GPUs of ``NODE``, ``node/NODE`` or ``NODE/GPU``, and of ``--gpu``."""
-    node, _, gpu = args.node.removeprefix("node/").partition("/")
-    return node, tuple(filter(None, (gpu, *args.gpu)))
+    """Return the node and the GPUs of ``NODE``, ``node/NODE`` or ``NODE/GPU``, and of ``--gpu``. Raises
+    ConfigurationError for an empty name, as of an unset variable: a drain without GPUs is of the whole node."""
+    node, slash, gpu = args.node.removeprefix("node/").partition("/")
+    gpus = (gpu, *args.gpu) if slash else tuple(args.gpu)
+    if not node or "/" in gpu or not all(gpus):
+        raise ConfigurationError(f"expected NODE or NODE/GPU, got {' --gpu '.join([args.node, *args.gpu])[:80]!r}")
+    return node, gpus
 
 
 def add_request(parser: argparse.ArgumentParser, timeout: str) -> None:

@@ -7,6 +7,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -128,20 +129,23 @@ def _of_targets(args: argparse.Namespace, progress: Progress) -> list[Explanatio
     progress.say(_EXPLAINING)
     explainer = _explainer(args, state)
     reports: list[Explanation] = []
-    subjects: list[explain.Subject] = []
+    held: dict[tuple[str, str, str], Callable[[], Sequence[Wire]]] = {}
     for kind, name in targets:
         if kind in source.OWNERS:
             explain.check_queue(state, kind, name, namespace)
             groups = explain.owner_groups(state, kind, name, namespace)
             reports += explain.explain_groups(groups, explainer)
-            subjects += [explain.subject_of(state, pod) for group in groups for pod in group]
+            pods = [pod for group in groups for pod in group]
+            held |= {("pod", namespace, pod["metadata"]["name"]): partial(_claims_of, state, pod) for pod in pods}
             continue
         subject = (explain.pod_subject if kind == "pod" else explain.claim_subject)(state, namespace, name)
         reports.append(explainer([subject.pod]) if kind == "pod" else explainer((), subject))
-        subjects.append(subject)
-    return explain.with_rails(
-        state, {each.name: [one.claim or {} for one in each.claims] for each in subjects}, reports
-    )
+        held[kind, namespace, name] = partial(list, [one.claim or {} for one in subject.claims])
+    return explain.with_rails(state, held, reports)
+
+
+def _claims_of(state: ClusterState, pod: Wire) -> Sequence[Wire]:
+    return [one.claim or {} for one in explain.subject_of(state, pod).claims]
 
 
 def _with_neighbours(args: argparse.Namespace, state: ClusterState, namespace: str) -> ClusterState:

@@ -14,7 +14,7 @@ from dra_driver.kubectl.commands.source import add_kubeconfig, client, kubeconfi
 DESCRIPTION: Final = """\
 Write the cluster's nodes, pods, claims, classes, devices, GpuNodes and quotas to a file for `--cluster-state`. Omits
 environment, arguments, commands, volumes and annotations of pods, and opaque parameters of drivers other than
-`--driver`. Names and labels are kept.
+`--driver`. Names and labels are kept, also the names of programs that use GPUs without a claim.
 """
 
 

@@ -23,7 +23,7 @@ class NotEvicted(Struct, frozen=True, kw_only=True, rename=camel):
 
 
 class DrainReport(Struct, kw_only=True):
-    """Progress of the command, correct after each step. ``gpus`` are UUIDs.
+    """Progress of the command, correct after each step. ``gpus`` are UUIDs. ``cordoned``: by this command.
 
     ``items`` are the claims that use the GPUs. ``refusals`` are reasons by ``namespace/name`` of the pod.
     ``annotation`` is the Node's current value. ``free`` and ``detached`` are None while unknown or not requested.
@@ -33,6 +33,7 @@ class DrainReport(Struct, kw_only=True):
     node: str
     driver: str
     gpus: tuple[str, ...] = ()
+    cordoned: bool = False
     annotation: str | None = None
     tainted: bool = False
     items: tuple[DeviceHolder, ...] = ()
@@ -67,6 +68,7 @@ class DrainDocument(JsonDocument, frozen=True, kw_only=True, tag="DrainReport"):
     dry_run: bool
     message: str
     gpus: Sequence[str]
+    cordoned: bool
     annotation: str | None
     tainted: bool
     free: bool | None
@@ -93,12 +95,13 @@ def state_left(report: DrainReport) -> list[str]:
     """Return the state after an unfinished command, and the next steps."""
     if report.command == "undrain":
         return [f"repeat the command: {report.undo}"]
+    found = [f"node {report.node} stays cordoned: kubectl uncordon {report.node}"] if report.cordoned else []
     if report.annotation is None:
-        return ["nothing was changed"]
-    found = [
+        return found or ["nothing was changed"]
+    found.append(
         f"annotation {DRAIN_ANNOTATION}={report.annotation} of node {report.node} is kept: new claims do not get these "
         "GPUs; running pods are unaffected"
-    ]
+    )
     if report.evicted:
         found.append(f"evicted pods stay evicted: {', '.join(report.evicted)}")
     if report.detach_asked:

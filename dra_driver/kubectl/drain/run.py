@@ -97,6 +97,7 @@ class DrainRun:
             return False
         if self._options.cordon:  # before the taint: the cluster autoscaler copies schedulable nodes
             self._api.merge_patch(paths.node(node), {"spec": {"unschedulable": True}})
+            self._report.cordoned = True
             self._say(f"node {node}: cordoned")
         text, changed = change_drain(self._api, node, lambda asked: asked.joined(self._gpus))
         self._report.annotation = text
@@ -109,7 +110,8 @@ class DrainRun:
         pods = {pod.uid: pod for one in holders if one.counts for pod in one.pods if pod.found and not pod.ending}
         for pod in pods.values() if self._options.evict else ():
             self._say(f"would not evict: pod {pod.label}: {pod.kept}" if pod.kept else f"would evict: pod {pod.label}")
-        self._say(f"dry run: would drain {counted(len(self._report.gpus), 'GPU')}; nothing was changed")
+        cordon = f"cordon node {self._options.node} and " if self._options.cordon else ""
+        self._say(f"dry run: would {cordon}drain {counted(len(self._report.gpus), 'GPU')}; nothing was changed")
 
     def await_taint(self) -> None:
         if not self._patience.wait_for(self._is_tainted, least_s=TAINT_S, most_s=TAINT_S):
@@ -231,7 +233,7 @@ def _next_steps(options: DrainOptions, report: DrainReport) -> Sequence[str]:
             "the node process keeps all GPUs of its node open: for a reset or unload, repeat with --detach "
             "(docs/upgrade-and-drain.md)"
         )
-    uncordon = f", then kubectl uncordon {options.node}" if options.cordon else ""
+    uncordon = f", then kubectl uncordon {options.node}" if report.cordoned else ""
     return [*found, f"afterwards: {report.undo}{uncordon}"]
 
 

@@ -5,7 +5,7 @@ A single failed answer does not end a drain.
 
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Final, Literal, Protocol, TypeVar
 
 from msgspec import Struct, field
 
@@ -160,11 +160,8 @@ _OVER: Final = ("Succeeded", "Failed")
 
 
 class HolderPod(Struct, frozen=True, kw_only=True, rename=camel):
-    """A pod for which a claim is reserved, not ``found`` if the API server does not list it. ``ending``: it is being
-    deleted.
-
-    ``controller`` is ``ReplicaSet/web``, "" without one. ``kept`` is the reason not to evict it, "" without one.
-    """
+    """A pod for which a claim is reserved. ``ending``: it is being deleted. ``controller`` is ``ReplicaSet/web``, ""
+    without one. ``kept`` is the reason not to evict it, "" without one."""
 
     namespace: str
     name: str = field(name="pod")
@@ -172,11 +169,17 @@ class HolderPod(Struct, frozen=True, kw_only=True, rename=camel):
     controller: str = ""
     ending: bool = False
     kept: str = field(name="keptReason", default="")
-    found: bool = True
+    found: ClassVar[bool] = True
 
     @property
     def label(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class UnlistedPod(HolderPod, frozen=True, kw_only=True):
+    """A pod that the API server does not list."""
+
+    found: ClassVar[bool] = False
 
 
 class DeviceHolder(Struct, frozen=True, kw_only=True, rename=camel):
@@ -269,7 +272,7 @@ def _pod(user: Consumer, namespace: str, pods: Mapping[str, _Pod], *, force: boo
     name, uid = str(user.name), str(user.uid)
     pod = pods.get(uid) if uid else None
     if pod is None:
-        return HolderPod(namespace=namespace, name=name, uid=uid, found=False)
+        return UnlistedPod(namespace=namespace, name=name, uid=uid)
     owner = next((own for own in pod.metadata.owner_references if own.controller), None)
     return HolderPod(
         namespace=namespace,

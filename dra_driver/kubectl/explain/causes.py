@@ -402,7 +402,8 @@ def autoscaler_note(state: ClusterState, pod: Wire | None) -> Iterator[str]:
     """Yield the cluster autoscaler's newest event about a waiting pod: it adds a node, or none would help."""
     if event := _latest_event(state, pod or {}, ("TriggeredScaleUp", "NotTriggerScaleUp")):
         more = " (docs/autoscalers.md)" if event["reason"] == "NotTriggerScaleUp" else ""
-        yield f"cluster autoscaler, {event.get('lastTimestamp')}: {str(event.get('message') or '')[:_MAX_TEXT]}{more}"
+        time, message = _time_of(event) or "unknown time", str(event.get("message") or "")[:_MAX_TEXT]
+        yield f"cluster autoscaler, {time}: {message}{more}"
 
 
 def _select_shared(selectors: Sequence[str], state: ClusterState) -> bool:
@@ -533,5 +534,9 @@ def _latest_event(state: ClusterState, pod: Wire, reasons: Sequence[str]) -> Wir
         own = not subjects.uid_of(pod) or about.get("uid") in (None, subjects.uid_of(pod))
         if same and own and event.get("reason") in reasons:
             found.append(event)
-    times = ("lastTimestamp", "eventTime", "firstTimestamp")  # RFC 3339 in UTC compares as text
-    return max(found, key=lambda event: next((str(event[name]) for name in times if event.get(name)), ""), default=None)
+    return max(found, key=_time_of, default=None)
+
+
+def _time_of(event: Wire) -> str:
+    """Return the time, "" without one. RFC 3339 in UTC compares as text."""
+    return next((str(event[key]) for key in ("lastTimestamp", "eventTime", "firstTimestamp") if event.get(key)), "")

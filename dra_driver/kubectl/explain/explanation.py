@@ -1,7 +1,7 @@
 """Explain one subject: find causes other than allocation, evaluate every node, inspect devices, give the verdict."""
 
-from collections.abc import Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -17,7 +17,7 @@ from dra_driver.kubectl.explain.causes import dropped_fields, gaps_that_matter, 
 from dra_driver.kubectl.explain.details import Details, inspect_nodes, matching_devices, node_detail
 from dra_driver.kubectl.explain.evaluation import Evaluation, Holders, NodeResult, SchedulerModel
 from dra_driver.kubectl.explain.queueing import admitted
-from dra_driver.kubectl.explain.rails import with_rails
+from dra_driver.kubectl.explain.rails import Holder, with_rails
 from dra_driver.kubectl.explain.reasons import act_on
 from dra_driver.kubectl.explain.report import Answer, Cause, CauseCode, Explanation, NodeDetail, Verdict
 from dra_driver.kubectl.explain.subject import RequestSpec, Subject, SubjectClaim, Wire, allocation_of, name_of, spec_of
@@ -128,7 +128,7 @@ def explain_pods(
 
     A pod that exists is explained as it is. One that exists with other requests is explained without its claims."""
     reports = []
-    held: dict[str, Sequence[Wire]] = {}
+    held: dict[Holder, Callable[[], Sequence[Wire]]] = {}
     current = manifests.with_defaults(state)
     taken: set[str] = set()
     for wanted in pods:
@@ -141,7 +141,8 @@ def explain_pods(
         report, place = explained(current, subject, node, scheduler or SchedulerModel())
         reports.append(report)
         planned = [{"status": {"allocation": each}} for each in (place.allocations if place is not None else ())]
-        held[name_of(pod)] = [*(each.claim or {} for each in subject.claims), *planned]
+        claims = [*(each.claim or {} for each in subject.claims), *planned]
+        held[subject.kind, subject.namespace, subject.name] = partial(list, claims)
         if place is not None:
             current = with_placed(current, pod, place)
     return with_rails(state, held, reports)

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -12,12 +12,12 @@ from msgspec.structs import replace
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.errors import ConfigurationError, RetryableError
 from dra_driver.core.text import counted, listed, one_line, wrapped
+from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.queueing import held_back, workload_of
 from dra_driver.kubectl.explain.report import AddedNode, Answer, Explanation, Style, not_checked, plain
 from dra_driver.kubectl.explain.subject import allocation_of, is_deleted, name_of, namespace_of, spec_of, status_of
 
-Wire = Mapping[str, Any]
 Groups = Sequence[Sequence[Wire]]
 Explain = Callable[[Sequence[Wire]], Explanation]
 """Explain the first of equal pods."""

@@ -120,8 +120,8 @@ class SelectorChecker:
         have = self._tables.get((reference.table, reference.domain), {}).get(reference.name)
         if reference.table != "attributes" or not have:
             return
-        if reference.name in ("uuid", "parentUUID"):
-            message = "a cluster autoscaler copies UUIDs, and adds nodes without end for a GPU in use"
+        if reference.name in ("uuid", "parentUUID") and comparison.function in ("_==_", "@in"):
+            message = "a cluster autoscaler copies UUIDs, and adds nodes up to the group's maximum for a GPU in use"
             hint = "for a single node, use spec.nodeSelector of the pod (docs/autoscalers.md)"
             self._reporter.add("DRA023", item.spot, message, hint=hint, offset=comparison.offset)
         for constant in comparison.constants:

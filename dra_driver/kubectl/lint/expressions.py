@@ -41,6 +41,7 @@ class Reference(Struct, frozen=True):
 class Comparison(Struct, frozen=True):
     """A comparison of a reference with constants. ``offset`` is the position of the first constant."""
 
+    function: str
     reference: Reference
     constants: tuple[object, ...]
     offset: int
@@ -103,7 +104,7 @@ class ExpressionReads(Struct):
             constants = _constants(other)
             if reference is not None and constants:
                 where = other.elements[0].offset if isinstance(other, ListLiteral) else other.offset
-                self.comparisons.append(Comparison(reference, constants, where))
+                self.comparisons.append(Comparison(node.function, reference, constants, where))
             if node.function == "_==_" and _is_driver(one) and isinstance(other, Constant) and constants:
                 self.drivers.append((str(constants[0]), other.offset))
 

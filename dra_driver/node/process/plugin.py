@@ -537,7 +537,7 @@ def run(settings: NodeSettings) -> None:
     process = NodeProcess(settings)
     gc.disable()
     process.start()
-    # Each full collection would scan all modules, for 25 ms inside of some call. The start leaves next to no garbage.
+    # A full collection would scan all modules, 25 ms during a call. The start leaves little garbage.
     gc.freeze()
     gc.enable()
     log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})

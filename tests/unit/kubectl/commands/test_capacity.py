@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -47,6 +48,23 @@ def test_capacity_as_json_has_a_schema(state: str, capsys: pytest.CaptureFixture
     assert document["items"][0]["gpuCount"] == {**counts, "unavailableReasons": {}}
     in_use = {item["request"]: item["inUseCount"] for item in document["items"][0]["requests"]}
     assert (in_use["1 GPU"], in_use["2 GPUs"]) == (2, None)
+
+
+@pytest.mark.parametrize(
+    ("gaps", "said", "now"),
+    [(["resourceslices: forbidden"], "Unknown: the published", "?"), ([], "No devices found.", "0")],
+)
+def test_an_added_node_hides_no_unread_devices(
+    gaps: list[str], said: str, now: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dump(ClusterState(gaps=gaps), path := tmp_path / "state.json")
+    question = ["capacity", "--cluster-state", str(path), "--with-node", "2xh100-sxm5-80gb", "--by-node"]
+    assert main(question) == len(gaps)
+    shown, told = capsys.readouterr()
+    assert said in told
+    assert shown.startswith("\nEach added node")
+    assert shown.count("PRODUCT") == 1
+    assert re.search(rf" 1 GPU +{re.escape(now)} +2\n", shown)
 
 
 def test_capacity_counts_what_fits_on_an_added_node(state: str, capsys: pytest.CaptureFixture[str]) -> None:

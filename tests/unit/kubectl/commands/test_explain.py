@@ -17,6 +17,7 @@ from dra_driver.kube.state_file import dump
 from dra_driver.kubectl.commands import kubectl
 from dra_driver.kubectl.commands.kubectl import main
 from tests.doctor_faults.cluster import SERVER, Cluster, by_template, workload
+from tests.fakes.dra_objects import resource_slice
 from tests.unit.kubectl.explain.clusters import allocated_claim, cluster, pod, template
 
 
@@ -35,6 +36,17 @@ def test_verdict_comes_first_and_decides_the_exit_status(state: str, capsys: pyt
     assert "\x1b" not in shown
     assert shown.splitlines()[0] == "pod default/train cannot fit: 6 devices match request gpu: 6 in use"
     assert main(["explain", "claim/one", "--cluster-state", state]) == 0
+
+
+def test_a_pod_and_a_claim_of_one_name_are_on_different_rails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpus = [{"name": f"gpu-{at}", "attributes": {"gpu.nvidia.com/rail": {"int": at}}} for at in range(2)]
+    claims = [allocated_claim("x", "gpu-0", on="a", users=("x",)), allocated_claim("y", "gpu-1", on="a", users=("x",))]
+    held = pod("x", claim="y", nodeName="a", status={"phase": "Running"})
+    dump(cluster(slices=[resource_slice("a", *gpus)], claims=claims, pods=[held]), state := tmp_path / "state.json")
+    main(["explain", "pod/x", "claim/x", "--cluster-state", str(state)])
+    assert "claim x on rail 0; x on rail 1" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("form", "parse"), [("json", json.loads), ("yaml", yaml.safe_load)])

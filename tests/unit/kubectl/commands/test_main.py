@@ -237,6 +237,11 @@ CASES = {
     "doctor --snapshot STATE node/a/b": "expected node NAME",
     "doctor --snapshot STATE node/none": "node none does not exist",
     "drain gpu-a --force": "--force: only with --evict",
+    **{
+        f"{command} {text}": "expected NODE or NODE/GPU, got"
+        for command in ("drain --evict", "undrain")
+        for text in ("gpu-a/", "/gpu-3", "node/", "node/gpu-a/", "a/b/c", "gpu-a --gpu=")
+    },
     "explain --cluster-state STATE train -f x.yaml": "expected names, or manifests with -f",
     "explain --cluster-state STATE train -A": "only without names",
     "explain --cluster-state STATE deployment/x": "no pod of deployment x in namespace default",

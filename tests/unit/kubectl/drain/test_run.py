@@ -97,6 +97,25 @@ def test_cordon_precedes_the_taint_and_its_undo_is_named() -> None:
     before = Run(FakeApi(), replace(ALL, cordon=True, dry_run=True))
     before.drain()
     assert before.api.requests == []
+    assert before.said[-1] == f"dry run: would cordon node {NODE} and drain 2 GPUs; nothing was changed"
+    assert (document_of(run.report).cordoned, document_of(before.report).cordoned) == (True, False)
+
+
+def test_an_unfinished_drain_names_the_cordon_and_its_undo() -> None:
+    class Refused(FakeApi):
+        def merge_patch(self, path: str, body: Mapping[str, object]) -> Wire:
+            if "metadata" in body:
+                raise ApiUnreachableError("refused")
+            return super().merge_patch(path, body)
+
+    cordoned = f"node {NODE} stays cordoned: kubectl uncordon {NODE}"
+    for api, error in ((Refused(), ApiUnreachableError), (FakeApi(node_process=False), DrainFailedError)):
+        run = Run(api, replace(ALL, cordon=True))
+        with pytest.raises(error):
+            run.drain()
+        left = state_left(run.report)
+        assert left[0] == cordoned
+        assert "nothing was changed" not in left
 
 
 def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
@@ -110,6 +129,16 @@ def test_a_dry_run_names_the_pods_and_changes_nothing() -> None:
     assert "would not evict: pod team/bare: it has no controller" in shown
     items = to_wire(document_of(run.report))["items"]
     assert [(each["claim"], each["pods"][0]["pod"]) for each in items] == [("one", "a"), ("two", "bare")]
+
+
+def test_an_unlisted_pod_has_the_fields_of_others_and_is_not_evicted() -> None:
+    api = FakeApi(pods=[pod("a")], claims=[claim("one", "gpu-0", "a", "unlisted")])
+    run = Run(api, replace(ALL, evict=True, dry_run=True))
+    run.drain()
+    (item,) = to_wire(document_of(run.report))["items"]
+    fields = {"namespace", "pod", "uid", "controller", "ending", "keptReason"}
+    assert [set(each) for each in item["pods"]] == [fields, fields]
+    assert not any("team/unlisted" in text for text in run.said)
 
 
 def test_a_dry_run_of_undrain_changes_nothing() -> None:

@@ -108,3 +108,10 @@ def test_newest_event_of_the_autoscaler_is_a_note_of_a_waiting_pod() -> None:
     assert "cluster autoscaler, 2026-01-03T00:00:00Z: pod triggered scale-up: [{a 1->2}]" in grows
     stays = explained(replace(state, events=events[:2]), wanted).notes
     assert "cluster autoscaler, 2026-01-02T00:00:00Z: pod didn't trigger (docs/autoscalers.md)" in stays
+    for times, shown in (
+        ({"eventTime": "2026-01-04T00:00:00.000000Z"}, "2026-01-04T00:00:00.000000Z"),
+        ({}, "unknown"),
+    ):
+        undated = {**events[0], "lastTimestamp": None, **times}
+        (note,) = explained(replace(state, events=[undated]), wanted).notes
+        assert note.startswith(f"cluster autoscaler, {shown}")

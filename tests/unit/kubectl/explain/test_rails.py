@@ -1,5 +1,7 @@
 """Rails of several pods, and claims for a GPU with the network card of its PCIe root."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from tests.fakes.dra_objects import exactly, node, resource_slice, wire
 from tests.unit.kubectl.explain.clusters import A, allocated_claim, cluster, explained, pod, template
 
 Obj = dict[str, Any]
+Claims = dict[tuple[str, str, str], Callable[[], list[Obj]]]
 PAGE = Path(__file__).parents[4] / "docs" / "topology.md"
 FEATURES = ApiServerFeatures(counters=True, taints=True, multi_allocation=True)
 ROOT = "resource.kubernetes.io/pcieRoot"
@@ -35,7 +38,10 @@ def rails(name: str, *numbers: int | None, driver: str = "") -> Obj:
 
 def noted(state: ClusterState, **devices: tuple[str, ...]) -> list[str]:
     """Notes about pods with these devices of node a."""
-    claims = {name: [allocated_claim(name, *given, on="a")] for name, given in devices.items()}
+    claims: Claims = {
+        ("pod", "default", name): partial(list, [allocated_claim(name, *given, on="a")])
+        for name, given in devices.items()
+    }
     (report,) = with_rails(state, claims, [explained(cluster(templates=[template("t")]))])
     return list(report.notes)
 
@@ -61,6 +67,41 @@ def test_rails_of_pods_are_compared_in_one_sentence() -> None:
 )
 def test_pods_on_equal_or_unknown_rails_get_no_note(state: ClusterState, devices: dict[str, tuple[str, ...]]) -> None:
     assert noted(state, **devices) == []
+
+
+def test_claims_of_pods_are_read_only_if_a_device_has_a_rail() -> None:
+    def unread() -> list[Obj]:
+        raise AssertionError
+
+    claims = {("pod", "default", name): unread for name in "pq"}
+    assert with_rails(cluster(slices=[rails("a", None)]), claims, [report := explained(cluster())]) == [report]
+
+
+def test_pods_and_claims_of_one_name_are_compared() -> None:
+    state = cluster(slices=[rails("a", 0, 1)])
+    gpus: list[Callable[[], list[Obj]]] = [
+        partial(list, [allocated_claim("x", f"gpu-{at}", on="a")]) for at in range(2)
+    ]
+    spaces = {("pod", "left", "x"): gpus[0], ("pod", "right", "x"): gpus[1]}
+    kinds = {("pod", "left", "x"): gpus[0], ("claim", "left", "x"): gpus[1]}
+    said = [with_rails(state, claims, [explained(cluster())])[0].notes[-1] for claims in (spaces, kinds)]
+    assert "rails: left/x on rail 0; right/x on rail 1." in said[0]
+    assert "rails: x on rail 0; claim x on rail 1." in said[1]
+
+
+def test_manifests_of_one_name_in_two_namespaces_are_compared() -> None:
+    state = cluster(
+        slices=[rails("a", 0, 1, driver="gpu.nvidia.com/")],
+        nodes=[node("a")],
+        templates=[{**template("t"), "metadata": {"name": "t", "namespace": name}} for name in ("left", "right")],
+    )
+    same = [
+        {**found, "metadata": {**found["metadata"], "namespace": name}}
+        for name in ("left", "right")
+        for found in [pod("x", template="t")]
+    ]
+    first, _ = explain_pods(state, same)
+    assert "left/x on rail 0; right/x on rail 1" in first.notes[-1]
 
 
 def test_rails_are_compared_before_the_pods_exist() -> None:

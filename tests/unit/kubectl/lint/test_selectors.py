@@ -48,6 +48,7 @@ ALL = template("- {name: a, exactly: {deviceClassName: gpu.nvidia.com, allocatio
         (f"{C}.memory.isGreaterThan(quantity('80Gi'))", "DRA019"),
         ("device.attributes['gpu.nvida.com'].type == 'gpu'", "DRA020"),
         (f"{D}.uuid == 'GPU-11111111-2222-3333-4444-555555555555'", "DRA023"),
+        (f"{D}.uuid in ['GPU-11111111-2222-3333-4444-555555555555']", "DRA023"),
         (f"{C}.memory.compareTo(quantity('80GB')) >= 0", "DRA021"),
         (f"{D}.cudaComputeCapability.compareTo(semver('9.0')) >= 0", "DRA021"),
     ],
@@ -68,6 +69,7 @@ def test_each_wrong_expression_breaks_its_rule(expression: str, rule: str) -> No
         "device.attributes['resource.kubernetes.io'].numaNode == 1",
         f"{D}.?addressingMode.orValue('') == 'ATS'",
         "'resource.kubernetes.io' in device.attributes",
+        f"{D}.uuid != 'GPU-11111111-2222-3333-4444-555555555555'",
         f"{D}.productName == 'NVIDIA A100-SXM4-40GB' && {C}.memory.compareTo(quantity('40Gi')) >= 0",  # it has 40Gi
     ],
 )
