@@ -33,13 +33,16 @@ _MAX_SLUG: Final = 40  # the names of quotas have at most 63 characters
 
 
 class ModelStock(Struct, kw_only=True):
-    """The untainted GPUs of one model, in billionths: sums of ``counters`` and of shareable ``capacity``; ``costs`` of
-    a MIG device by profile and counter, only counters that all placements consume."""
+    """The GPUs of one model, in billionths: sums of ``counters`` and of shareable ``capacity``; ``costs`` of a MIG
+    device by profile and counter, only counters that all placements consume. Tainted GPUs add 0 to the sums, and count
+    in ``all_counters`` and ``all_whole``, so that a drain does not change the mappings."""
 
     product: str
     whole: int = 0
+    all_whole: int = 0
     tainted: int = 0
     counters: Counter[str] = field(default_factory=Counter)
+    all_counters: Counter[str] = field(default_factory=Counter)
     capacity: Counter[str] = field(default_factory=Counter)
     costs: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -49,7 +52,7 @@ class ModelStock(Struct, kw_only=True):
         if not self.costs:
             return ""
         smallest = min(self.costs.values(), key=lambda cost: cost.get(MEMORY, 0))
-        admits = {name: self.counters[name] // cost for name, cost in smallest.items() if name != MEMORY and cost}
+        admits = {name: self.all_counters[name] // cost for name, cost in smallest.items() if name != MEMORY and cost}
         return min(admits, key=lambda name: (admits[name], name), default="")
 
 
@@ -81,16 +84,21 @@ def _add_pool(found: dict[str, ModelStock], specs: Sequence[Wire], driver: str) 
             cost = {name: nano(c["value"]) for entry in consumed for name, c in (entry.get("counters") or {}).items()}
             known = stock.costs.setdefault(kind.profile, cost)
             stock.costs[kind.profile] = {name: max(value, cost[name]) for name, value in known.items() if name in cost}
-        elif tainted:
-            stock.tainted += 1
-        elif kind.shared:
-            stock.capacity.update({name: nano(item["value"]) for name, item in (device.get("capacity") or {}).items()})
+            continue
+        stock.tainted += tainted
+        if kind.shared:
+            stock.capacity.update(_amounts(device.get("capacity"), tainted))
         else:
-            stock.whole += 1
+            stock.whole += not tainted
+            stock.all_whole += 1
     for name, (stock, tainted) in owners.items():
-        if not tainted and name in sets:
-            counters = sets[name].get("counters") or {}
-            stock.counters.update({key: nano(counter["value"]) for key, counter in counters.items()})
+        if name in sets:
+            stock.counters.update(_amounts(sets[name].get("counters"), tainted))
+            stock.all_counters.update(_amounts(sets[name].get("counters")))
+
+
+def _amounts(entries: Wire | None, tainted: bool = False) -> dict[str, int]:
+    return {name: 0 if tainted else nano(entry["value"]) for name, entry in (entries or {}).items()}
 
 
 class Quota(Struct, frozen=True, kw_only=True):
@@ -124,7 +132,7 @@ def quotas_of(stock: ModelStock, driver: str) -> list[Quota]:
             amount = _amount(stock.counters[counter], counter)
             name = f"{prefix}-{counter}"
             found.append(Quota(name=name, classes=classes, amount=amount, selector=select, counter=counter))
-    elif stock.whole:
+    elif stock.all_whole:
         found.append(Quota(name=f"{prefix}-gpus", classes=(f"{slug}.gpu.nvidia.com",), amount=str(stock.whole)))
     if stock.capacity:
         shared = f'{select} && "{names.SHARING_STRATEGY}" in device.attributes["{driver}"]'
