@@ -129,6 +129,20 @@ def test_the_extended_resource_of_the_default_class_has_a_quota(
     assert {"name": "nvidia.com/gpu", "nominalQuota": "2"} in group["flavors"][0]["resources"]
 
 
+def test_a_shared_fleet_has_no_quota_for_the_extended_resource(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the quota "0" Kueue could never admit a pod, and would not say which quota is missing."""
+    (tmp_path / "shares.yaml").write_text(SHARES)
+    classes = list(yaml.safe_load_all((ROOT / "deploy/base/deviceclasses.yaml").read_text()))
+    slices = published("2xl4-24gb", "a", tmp_path, capsys, "--policy", str(tmp_path / "shares.yaml"))
+    dump(with_objects(ClusterState(), [*slices, *classes]), tmp_path / "state.json")
+    assert main(["kueue", "queues", "--cluster-state", str(tmp_path / "state.json")]) == 0
+    printed = capsys.readouterr()
+    assert "nvidia.com/gpu\n" not in printed.out
+    assert "no whole GPU is published: the ClusterQueue has no quota for nvidia.com/gpu\n" in printed.err
+
+
 def test_long_names_of_models_stay_apart() -> None:
     stem = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation"
     names = [quotas_of(ModelStock(product=f"{stem} {edition}", all_whole=1), DRIVER)[0].name for edition in ("A", "B")]

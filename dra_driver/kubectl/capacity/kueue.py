@@ -182,11 +182,10 @@ def queue_objects(
     state: ClusterState, stocks: Sequence[ModelStock], quotas: Sequence[Quota], driver: str, namespace: str
 ) -> list[dict[str, object]]:
     """Return the classes of each model, a flavor, a ClusterQueue with the quotas, the CPU and memory of the nodes that
-    publish devices, and whole GPUs as extended resource, and a LocalQueue in ``namespace`` unless it is empty."""
+    publish devices, and published whole GPUs as extended resource, and a LocalQueue in ``namespace`` if not empty."""
     covered = {**_node_amounts(state, driver), **{quota.name: quota.amount for quota in quotas}}
-    own = next((each.get("spec") or {} for each in state.classes if each["metadata"].get("name") == driver), {})
-    if extended := own.get("extendedResourceName"):  # Kueue charges it by number, because no mapping has this class
-        covered[str(extended)] = str(sum(stock.whole for stock in stocks))
+    if (extended := extended_resource(state, driver)) and any(stock.all_whole for stock in stocks):
+        covered[extended] = str(sum(stock.whole for stock in stocks))  # by number, because no mapping has this class
     resources = [{"name": name, "nominalQuota": amount} for name, amount in covered.items()]
     group = {"coveredResources": [*covered], "flavors": [{"name": QUEUE, "resources": resources}]}
     named = {name for quota in quotas for name in quota.classes}
@@ -196,6 +195,12 @@ def queue_objects(
     if namespace:
         found.append(_object("LocalQueue", spec={"clusterQueue": QUEUE}, namespace=namespace))
     return found
+
+
+def extended_resource(state: ClusterState, driver: str) -> str:
+    """Return the extended resource of the driver's default class, "" without one."""
+    own = next((each.get("spec") or {} for each in state.classes if each["metadata"].get("name") == driver), {})
+    return str(own.get("extendedResourceName") or "")
 
 
 def _classes(stock: ModelStock, driver: str, named: set[str]) -> Iterable[dict[str, object]]:
