@@ -12,11 +12,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from msgspec import Struct, field
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Format, Quantity
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import Wire, newest_slices
@@ -163,10 +164,12 @@ def configuration(quotas: Sequence[Quota], driver: str) -> dict[str, object]:
 
 def drift(text: str, slices: Sequence[Wire], driver: str) -> str:
     """Return how the mappings of Kueue's Configuration differ from `configuration` for these slices, "" if they do not
-    or if none is about the driver. Raises YAMLError."""
-    read = yaml.safe_load(text) or {}
-    mappings = (read.get("resources") or {}).get("deviceClassMappings") or ()
-    known = {each.get("name"): each for each in mappings if str(each.get("name")).startswith(f"{driver}/")}
+    or if none is about the driver. Raises YAMLError, ConfigurationError for a key of another type, and ValueError for
+    invalid quantities."""
+    resources = _typed(_typed(yaml.safe_load(text), dict, "Configuration").get("resources"), dict, "resources")
+    key = "resources.deviceClassMappings"
+    mappings = [_typed(each, dict, f"{key}[]") for each in _typed(resources.get("deviceClassMappings"), list, key)]
+    known = {str(each["name"]): each for each in mappings if str(each.get("name")).startswith(f"{driver}/")}
     wanted = {
         quota.name: quota.mapping(driver) for stock in stocks_of(slices, driver) for quota in quotas_of(stock, driver)
     }
@@ -176,6 +179,12 @@ def drift(text: str, slices: Sequence[Wire], driver: str) -> str:
         "with other classes or sources": sorted(n for n in known.keys() & wanted.keys() if known[n] != wanted[n]),
     }
     return "; ".join(f"{what}: {listed(names)}" for what, names in parts.items() if names) if known else ""
+
+
+def _typed(value: object, kind: type, key: str) -> Any:
+    if value is None or isinstance(value, kind):
+        return kind() if value is None else value
+    raise ConfigurationError(f"Kueue's Configuration: {key} is of type {type(value).__name__}, not {kind.__name__}")
 
 
 def queue_objects(

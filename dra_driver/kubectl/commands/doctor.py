@@ -194,7 +194,7 @@ def _of_kueue(args: argparse.Namespace, facts: "ClusterFacts") -> "Iterator[Find
         found += [(f"mappings of Kueue's Configuration: {each}", FIX_MAPPINGS) for each in filter(None, seen)]
     except NotFoundError:  # without Kueue, or installed in another way
         pass
-    except (KubernetesApiError, yaml.YAMLError, AttributeError) as error:
+    except (KubernetesApiError, ConfigurationError, yaml.YAMLError, ValueError) as error:
         print(f"note: Kueue is not checked: {printable(str(error))}", file=sys.stderr)
     for what, fix in found:
         expected = "mappings and jobs that match the published devices"

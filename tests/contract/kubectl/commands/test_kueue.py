@@ -123,7 +123,12 @@ def test_doctor_compares_mappings_with_the_slices(
     [
         ({f"{KUEUE}/workloads": 403}, "note: Kueue is not checked:"),
         ({CONFIG: {"data": {"config": "a: [b"}}}, "note: Kueue is not checked:"),
-        ({CONFIG: {"data": {"config": "just text"}}}, "note: Kueue is not checked:"),
+        ({CONFIG: {"data": {"config": "just text"}}}, "Configuration is of type str, not dict\n"),
+        ({CONFIG: {"data": {"config": "resources: {deviceClassMappings: 3}"}}}, "deviceClassMappings is of type int"),
+        (
+            {CONFIG: {"data": {"config": "resources: {deviceClassMappings: [a]}"}}},
+            "Mappings[] is of type str, not dict",
+        ),
         ({f"{KUEUE}/workloads": 404}, ""),
         ({CONFIG: 404}, ""),
     ],
@@ -134,6 +139,18 @@ def test_doctor_goes_on_without_kueue(
     with serve({"/apis/resource.k8s.io/v1/resourceslices": slices, **answers}):
         found, said = of_kueue(capsys)
     assert (found, note in said, "Kueue" in said) == ([], True, bool(note))
+
+
+def test_doctor_goes_on_with_an_invalid_quantity_in_a_slice(
+    serve: Serve, slices: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (counters,) = (entry["counters"] for item in slices for entry in item["spec"].get("sharedCounters") or ())
+    counters["memory"]["value"] = "much"
+    mapping = {"resources": {"deviceClassMappings": [{"name": f"{DRIVER}/h100-memory"}]}}
+    data = {"data": {"config": yaml.safe_dump(mapping)}}
+    with serve({"/apis/resource.k8s.io/v1/resourceslices": slices, CONFIG: data}):
+        found, said = of_kueue(capsys)
+    assert (found, "note: Kueue is not checked:" in said, "much" in said) == ([], True, True)
 
 
 def test_quota_shows_the_reserved_part_of_a_cluster_queue(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
