@@ -15,7 +15,8 @@ from dra_driver.kubectl.commands import kubectl
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 DRIVER = "gpu.nvidia.com"
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+GROUP = "/apis/kueue.x-k8s.io"
+KUEUE = f"{GROUP}/v1beta2"
 CONFIG = "/api/v1/namespaces/kueue-system/configmaps/kueue-manager-config"
 UNMAPPED = "DeviceClass x is not mapped in DRA configuration"
 QUOTA = "insufficient unused quota for gpu.nvidia.com/h100-memory in flavor gpus, 9984Mi more needed"
@@ -121,7 +122,8 @@ def test_doctor_compares_mappings_with_the_slices(
 @pytest.mark.parametrize(
     ("answers", "note"),
     [
-        ({f"{KUEUE}/workloads": 403}, "note: Kueue is not checked:"),
+        ({f"{KUEUE}/workloads": 403}, "note: Kueue is not checked: this user may not list workloads.kueue.x-k8s.io"),
+        ({f"{KUEUE}/workloads": 403, CONFIG: 403, GROUP: 404}, ""),
         ({CONFIG: {"data": {"config": "a: [b"}}}, "note: Kueue is not checked:"),
         ({CONFIG: {"data": {"config": "just text"}}}, "Configuration is of type str, not dict\n"),
         ({CONFIG: {"data": {"config": "resources: {deviceClassMappings: 3}"}}}, "deviceClassMappings is of type int"),
@@ -162,9 +164,42 @@ def test_quota_shows_the_reserved_part_of_a_cluster_queue(serve: Serve, capsys: 
     assert ["clusterqueue/new", f"{DRIVER}/h100-memory", "80.0", "GiB", "?", "?", "<none>"] in lines
 
 
-@pytest.mark.parametrize(("status", "note"), [(403, "note: quotas of Kueue are not listed"), (404, "")])
-def test_quota_goes_on_without_kueue(serve: Serve, capsys: pytest.CaptureFixture[str], status: int, note: str) -> None:
-    with serve({f"{KUEUE}/clusterqueues": status}):
+REFUSED = "this user may not list {}.kueue.x-k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("status", "group", "note"),
+    [
+        (403, 200, f"note: quotas of Kueue are not listed: {REFUSED.format('clusterqueues')}"),
+        (404, 404, ""),
+        (403, 404, ""),
+    ],
+)
+def test_quota_goes_on_without_kueue(
+    serve: Serve, capsys: pytest.CaptureFixture[str], status: int, group: int, note: str
+) -> None:
+    """RBAC refuses a tenant's list although the cluster has no Kueue."""
+    with serve({f"{KUEUE}/clusterqueues": status, **({GROUP: group} if group == 404 else {})}):
         kubectl.main(["quota", "-A"])
     said = capsys.readouterr().err
     assert (note in said, "Kueue" in said) == (True, bool(note))
+
+
+@pytest.mark.parametrize(("more", "told"), [({}, True), ({GROUP: 404}, False)])
+def test_explain_tells_a_missing_right_only_with_kueue(
+    serve: Serve, capsys: pytest.CaptureFixture[str], more: Answers, told: bool
+) -> None:
+    pod = {
+        "metadata": {"name": "train", "namespace": "default", "uid": "u"},
+        "spec": {
+            "containers": [{"name": "main"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpus"}],
+        },
+    }
+    refused = {f"{KUEUE}/namespaces/default/workloads": 403}
+    version = {"gitVersion": "v1.36.2", "major": "1", "minor": "36"}
+    with serve({"/version": version, "/api/v1/pods": [pod], **refused, **more}):
+        kubectl.main(["explain", "pod/train", "-n", "default"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "default/train" in said
+    assert (REFUSED.format("workloads") in said, "kueue" in said) == (told, told)
