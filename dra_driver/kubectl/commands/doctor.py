@@ -196,7 +196,8 @@ def _of_kueue(args: argparse.Namespace, facts: "ClusterFacts") -> "Iterator[Find
         seen = [drift(text, slices, driver) for text in data.values() for driver in facts.driver_names if slices]
         found += [(f"mappings of Kueue's Configuration: {each}", FIX_MAPPINGS) for each in filter(None, seen)]
     except NotFoundError:  # installed in another way
-        pass
+        where = "no ConfigMap kueue-manager-config in namespace kueue-system"
+        print(f"note: mappings of Kueue are not compared: {where}; see `kubectl dra kueue config`", file=sys.stderr)
     except (KubernetesApiError, ConfigurationError, yaml.YAMLError, ValueError) as error:
         print(f"note: Kueue is not checked: {printable(missing_right(error))}", file=sys.stderr)
     for what, fix in found:

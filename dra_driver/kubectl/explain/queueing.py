@@ -4,9 +4,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from dra_driver.core.text import one_line
 from dra_driver.kubectl.explain.report import Cause, CauseCode
-from dra_driver.kubectl.explain.subject import name_of, spec_of, status_of
+from dra_driver.kubectl.explain.subject import label_of, name_of, spec_of, status_of
 
 Wire = Mapping[str, Any]
 GATE: Final = "kueue.x-k8s.io/admission"
@@ -50,7 +52,7 @@ def misconfigured(workloads: Iterable[Wire]) -> list[tuple[Cause, int]]:
     causes: dict[str, list[Cause]] = {}
     for workload in workloads:
         if (cause := held_back(workload)) and cause.fix in _LASTING:
-            causes.setdefault(cause.fix, []).append(cause)
+            causes.setdefault(cause.fix, []).append(replace(cause, object=f"workload/{label_of(workload)}"))
     return [(found[0], len(found) - 1) for found in causes.values()]
 
 

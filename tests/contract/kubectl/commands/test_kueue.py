@@ -88,7 +88,7 @@ def test_doctor_counts_workloads_that_free_quota_does_not_help(
         found, _ = of_kueue(capsys)
         assert time.process_time() - began < 10.0
     (line,) = found
-    assert "and 4999 more" in line
+    assert "workload/team-a/job-0 and 4999 more" in line
     assert UNMAPPED in line
     assert "kubectl dra kueue queues" in line
 
@@ -132,7 +132,7 @@ def test_doctor_compares_mappings_with_the_slices(
             "Mappings[] is of type str, not dict",
         ),
         ({f"{KUEUE}/workloads": 404}, ""),
-        ({CONFIG: 404}, ""),
+        ({CONFIG: 404}, "no ConfigMap kueue-manager-config in namespace kueue-system; see `kubectl dra kueue config`"),
     ],
 )
 def test_doctor_goes_on_without_kueue(
