@@ -164,6 +164,21 @@ def test_quota_shows_the_reserved_part_of_a_cluster_queue(serve: Serve, capsys: 
     assert ["clusterqueue/new", f"{DRIVER}/h100-memory", "80.0", "GiB", "?", "?", "<none>"] in lines
 
 
+@pytest.mark.parametrize("unreadable", [0, 1])
+def test_quota_shows_an_unreadable_amount_as_unknown(
+    serve: Serve, capsys: pytest.CaptureFixture[str], unreadable: int
+) -> None:
+    """The sum of two flavors is unknown too, whichever comes first."""
+    queue = cluster_queue()
+    flavors = queue["spec"]["resourceGroups"][0]["flavors"]
+    flavors += json.loads(json.dumps(flavors))
+    flavors[unreadable]["resources"][1]["nominalQuota"] = "much"
+    with serve({f"{KUEUE}/clusterqueues": [queue]}):
+        assert kubectl.main(["quota", "-A"]) == 0
+    (line,) = (line.split()[1:] for line in capsys.readouterr().out.splitlines() if "clusterqueue/gpus" in line)
+    assert line == ["clusterqueue/gpus", f"{DRIVER}/h100-memory", "?", "9.8", "GiB", "?", "<none>"]
+
+
 REFUSED = "this user may not list {}.kueue.x-k8s.io"
 
 
