@@ -58,13 +58,17 @@ def run(args: argparse.Namespace) -> int:
             rows=rows,
             columns=[*namespace_column(args, lambda row: row.namespace), *COLUMNS],
             namespace=namespace,
-            name=lambda row: (
-                f"resourcequota/{row.quota}" if row.quota else f"deviceclass.resource.k8s.io/{row.device_class}"
-            ),
+            name=_name,
             noun="quotas on devices or claims, and no devices in use",
         )
 
     return print_list(args, read)
+
+
+def _name(row: QuotaRow) -> str:
+    kind, _, name = row.quota.rpartition("/")  # only quotas of Kueue have a kind
+    kind = f"{kind}.kueue.x-k8s.io" if kind else "resourcequota"
+    return f"{kind}/{name}" if name else f"deviceclass.resource.k8s.io/{row.device_class}"
 
 
 def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:

@@ -179,6 +179,16 @@ def test_quota_shows_an_unreadable_amount_as_unknown(
     assert line == ["clusterqueue/gpus", f"{DRIVER}/h100-memory", "?", "9.8", "GiB", "?", "<none>"]
 
 
+def test_quota_names_a_cluster_queue_by_its_kind(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    quota = {
+        "metadata": {"name": "gpus", "namespace": "team-a"},
+        "spec": {"hard": {"count/resourceclaims.resource.k8s.io": "4"}},
+    }
+    with serve({f"{KUEUE}/clusterqueues": [cluster_queue()], "/api/v1/resourcequotas": [quota]}):
+        assert kubectl.main(["quota", "-A", "-o", "name"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["resourcequota/gpus", "clusterqueue.kueue.x-k8s.io/gpus"]
+
+
 REFUSED = "this user may not list {}.kueue.x-k8s.io"
 
 
