@@ -212,7 +212,7 @@ def listed_of_kueue(api: "RestClient", path: str) -> "Sequence[dict[str, object]
     from dra_driver.kube import paths
 
     try:
-        found: Sequence[dict[str, object]] = api.list(path)["items"]
+        return [*api.list(path)["items"]]
     except NotFoundError:
         return None
     except ForbiddenError:  # also without Kueue: RBAC refuses before the server looks for the group
@@ -221,7 +221,6 @@ def listed_of_kueue(api: "RestClient", path: str) -> "Sequence[dict[str, object]
         except NotFoundError:
             return None
         raise
-    return found
 
 
 OWNERS: Final = {

@@ -58,7 +58,7 @@ def misconfigured(workloads: Iterable[Wire]) -> list[tuple[Cause, int]]:
 
 def held_back(workload: Wire) -> Cause | None:
     """Return the reason of a Workload that waits; None if Kueue has admitted it, or if it has finished."""
-    conditions = _conditions(workload)
+    conditions = {str(each.get("type")): each for each in status_of(workload).get("conditions") or ()}
     if any(conditions.get(each, {}).get("status") == "True" for each in ("Admitted", "Finished")):
         return None
     said = conditions.get("QuotaReserved") or {}
@@ -77,10 +77,6 @@ def held_back(workload: Wire) -> Cause | None:
     )
 
 
-def _conditions(workload: Wire) -> dict[str, Wire]:
-    return {str(each.get("type")): each for each in status_of(workload).get("conditions") or ()}
-
-
 def admitted(workloads: Sequence[Wire], pod: Wire) -> str:
     """Return a note for a pod that has no node although Kueue has admitted its workload, else ""."""
     owners = (
@@ -88,10 +84,9 @@ def admitted(workloads: Sequence[Wire], pod: Wire) -> str:
     )
     for kind, name in (("pod", name_of(pod)), *owners):
         found = workload_of(workloads, kind, str(name))
-        if found and _conditions(found).get("Admitted", {}).get("status") == "True":
-            charged = _charged(
-                (status_of(found).get("admission") or {}).get("podSetAssignments") or (), "resourceUsage"
-            )
+        admission = status_of(found or {}).get("admission")
+        if found and admission and not held_back(found):
+            charged = _charged(admission.get("podSetAssignments") or (), "resourceUsage")
             queue = spec_of(found).get("queueName")
             return f"Kueue has admitted it (queue {queue}{charged}): it waits for the scheduler, not for quota"
     return ""

@@ -210,9 +210,9 @@ def test_quota_goes_on_without_kueue(
     assert (note in said, "Kueue" in said) == (True, bool(note))
 
 
-@pytest.mark.parametrize(("more", "told"), [({}, True), ({GROUP: 404}, False)])
-def test_explain_tells_a_missing_right_only_with_kueue(
-    serve: Serve, capsys: pytest.CaptureFixture[str], more: Answers, told: bool
+@pytest.mark.parametrize(("more", "named"), [({}, True), ({GROUP: 404}, False)])
+def test_explain_names_a_missing_right_only_with_kueue(
+    serve: Serve, capsys: pytest.CaptureFixture[str], more: Answers, named: bool
 ) -> None:
     pod = {
         "metadata": {"name": "train", "namespace": "default", "uid": "u"},
@@ -227,4 +227,4 @@ def test_explain_tells_a_missing_right_only_with_kueue(
         kubectl.main(["explain", "pod/train", "-n", "default"])
     said = " ".join("".join(capsys.readouterr()).split())
     assert "default/train" in said
-    assert (REFUSED.format("workloads") in said, "kueue" in said) == (told, told)
+    assert (REFUSED.format("workloads") in said, "kueue" in said) == (named, named)
