@@ -6,6 +6,8 @@ from urllib.parse import quote
 RESOURCE_API = "/apis/resource.k8s.io/v1"
 CORE_API = "/api/v1"
 GPU_API = "/apis/gpu.dra-driver.io/v1alpha1"
+KUEUE = "/apis/kueue.x-k8s.io"
+"""The versions of Kueue's API group, which every authenticated user may read."""
 
 
 def resource_slices(name: str | None = None) -> str:
@@ -93,11 +95,11 @@ def version() -> str:
 
 def workloads(namespace: str | None) -> str:
     """Return the path of Kueue's Workloads."""
-    return f"/apis/kueue.x-k8s.io/v1beta2/{f'namespaces/{_segment(namespace)}/' if namespace else ''}workloads"
+    return f"{KUEUE}/v1beta2/{f'namespaces/{_segment(namespace)}/' if namespace else ''}workloads"
 
 
 def cluster_queues() -> str:
-    return "/apis/kueue.x-k8s.io/v1beta2/clusterqueues"
+    return f"{KUEUE}/v1beta2/clusterqueues"
 
 
 def _named(collection: str, name: str | None) -> str:

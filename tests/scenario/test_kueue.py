@@ -80,6 +80,21 @@ def test_a_tainted_gpu_and_an_incomplete_pool_add_nothing(tmp_path: Path, capsys
     assert stocks_of(slices[1:], DRIVER) == []
 
 
+@pytest.mark.parametrize("spec", ["2xh100-sxm5-80gb", "1xl4-24gb", "2xa100-sxm4-80gb", "2xl4-24gb shared"])
+def test_a_drain_of_all_gpus_changes_amounts_and_no_mapping(
+    spec: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "shares.yaml").write_text(SHARES)
+    spec, _, shared = spec.partition(" ")
+    slices = published(spec, "a", tmp_path, capsys, *(["--policy", str(tmp_path / "shares.yaml")] if shared else []))
+    (before,) = (quotas_of(stock, DRIVER) for stock in stocks_of(slices, DRIVER))
+    for device in (device for item in slices for device in item["spec"].get("devices") or ()):
+        device["taints"] = [{"key": "gpu.dra-driver.io/drained", "effect": "NoSchedule"}]
+    (after,) = (quotas_of(stock, DRIVER) for stock in stocks_of(slices, DRIVER))
+    assert [quota.mapping(DRIVER) for quota in after] == [quota.mapping(DRIVER) for quota in before]
+    assert {quota.amount for quota in after} == {"0"}
+
+
 def test_each_model_has_own_classes_and_one_queue(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = mixed(tmp_path, capsys)
     assert main(["kueue", "queues", "-n", "team-a", "--cluster-state", str(file)]) == 0
@@ -114,9 +129,23 @@ def test_the_extended_resource_of_the_default_class_has_a_quota(
     assert {"name": "nvidia.com/gpu", "nominalQuota": "2"} in group["flavors"][0]["resources"]
 
 
+def test_a_shared_fleet_has_no_quota_for_the_extended_resource(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the quota "0" Kueue could never admit a pod, and would not say which quota is missing."""
+    (tmp_path / "shares.yaml").write_text(SHARES)
+    classes = list(yaml.safe_load_all((ROOT / "deploy/base/deviceclasses.yaml").read_text()))
+    slices = published("2xl4-24gb", "a", tmp_path, capsys, "--policy", str(tmp_path / "shares.yaml"))
+    dump(with_objects(ClusterState(), [*slices, *classes]), tmp_path / "state.json")
+    assert main(["kueue", "queues", "--cluster-state", str(tmp_path / "state.json")]) == 0
+    printed = capsys.readouterr()
+    assert "nvidia.com/gpu\n" not in printed.out
+    assert "no whole GPU is published: the ClusterQueue has no quota for nvidia.com/gpu\n" in printed.err
+
+
 def test_long_names_of_models_stay_apart() -> None:
     stem = "NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation"
-    names = [quotas_of(ModelStock(product=f"{stem} {edition}", whole=1), DRIVER)[0].name for edition in ("A", "B")]
+    names = [quotas_of(ModelStock(product=f"{stem} {edition}", all_whole=1), DRIVER)[0].name for edition in ("A", "B")]
     assert len(set(names)) == 2
     assert max(len(name.partition("/")[2]) for name in names) <= 63 - len("-multiprocessors") + len("-gpus")
 

@@ -12,11 +12,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 import yaml
 from msgspec import Struct, field
 
+from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.quantity import Format, Quantity
 from dra_driver.core.text import listed
 from dra_driver.kube.devices import Wire, newest_slices
@@ -33,13 +34,16 @@ _MAX_SLUG: Final = 40  # the names of quotas have at most 63 characters
 
 
 class ModelStock(Struct, kw_only=True):
-    """The untainted GPUs of one model, in billionths: sums of ``counters`` and of shareable ``capacity``; ``costs`` of
-    a MIG device by profile and counter, only counters that all placements consume."""
+    """The GPUs of one model, in billionths: sums of ``counters`` and of shareable ``capacity``; ``costs`` of a MIG
+    device by profile and counter, only counters that all placements consume. Tainted GPUs add 0 to the sums, and count
+    in ``all_counters`` and ``all_whole``, so that a drain does not change the mappings."""
 
     product: str
     whole: int = 0
+    all_whole: int = 0
     tainted: int = 0
     counters: Counter[str] = field(default_factory=Counter)
+    all_counters: Counter[str] = field(default_factory=Counter)
     capacity: Counter[str] = field(default_factory=Counter)
     costs: dict[str, dict[str, int]] = field(default_factory=dict)
 
@@ -49,7 +53,7 @@ class ModelStock(Struct, kw_only=True):
         if not self.costs:
             return ""
         smallest = min(self.costs.values(), key=lambda cost: cost.get(MEMORY, 0))
-        admits = {name: self.counters[name] // cost for name, cost in smallest.items() if name != MEMORY and cost}
+        admits = {name: self.all_counters[name] // cost for name, cost in smallest.items() if name != MEMORY and cost}
         return min(admits, key=lambda name: (admits[name], name), default="")
 
 
@@ -81,16 +85,21 @@ def _add_pool(found: dict[str, ModelStock], specs: Sequence[Wire], driver: str) 
             cost = {name: nano(c["value"]) for entry in consumed for name, c in (entry.get("counters") or {}).items()}
             known = stock.costs.setdefault(kind.profile, cost)
             stock.costs[kind.profile] = {name: max(value, cost[name]) for name, value in known.items() if name in cost}
-        elif tainted:
-            stock.tainted += 1
-        elif kind.shared:
-            stock.capacity.update({name: nano(item["value"]) for name, item in (device.get("capacity") or {}).items()})
+            continue
+        stock.tainted += tainted
+        if kind.shared:
+            stock.capacity.update(_amounts(device.get("capacity"), tainted))
         else:
-            stock.whole += 1
+            stock.whole += not tainted
+            stock.all_whole += 1
     for name, (stock, tainted) in owners.items():
-        if not tainted and name in sets:
-            counters = sets[name].get("counters") or {}
-            stock.counters.update({key: nano(counter["value"]) for key, counter in counters.items()})
+        if name in sets:
+            stock.counters.update(_amounts(sets[name].get("counters"), tainted))
+            stock.all_counters.update(_amounts(sets[name].get("counters")))
+
+
+def _amounts(entries: Wire | None, tainted: bool = False) -> dict[str, int]:
+    return {name: 0 if tainted else nano(entry["value"]) for name, entry in (entries or {}).items()}
 
 
 class Quota(Struct, frozen=True, kw_only=True):
@@ -124,7 +133,7 @@ def quotas_of(stock: ModelStock, driver: str) -> list[Quota]:
             amount = _amount(stock.counters[counter], counter)
             name = f"{prefix}-{counter}"
             found.append(Quota(name=name, classes=classes, amount=amount, selector=select, counter=counter))
-    elif stock.whole:
+    elif stock.all_whole:
         found.append(Quota(name=f"{prefix}-gpus", classes=(f"{slug}.gpu.nvidia.com",), amount=str(stock.whole)))
     if stock.capacity:
         shared = f'{select} && "{names.SHARING_STRATEGY}" in device.attributes["{driver}"]'
@@ -155,10 +164,12 @@ def configuration(quotas: Sequence[Quota], driver: str) -> dict[str, object]:
 
 def drift(text: str, slices: Sequence[Wire], driver: str) -> str:
     """Return how the mappings of Kueue's Configuration differ from `configuration` for these slices, "" if they do not
-    or if none is about the driver. Raises YAMLError."""
-    read = yaml.safe_load(text) or {}
-    mappings = (read.get("resources") or {}).get("deviceClassMappings") or ()
-    known = {each.get("name"): each for each in mappings if str(each.get("name")).startswith(f"{driver}/")}
+    or if none is about the driver. Raises YAMLError, ConfigurationError for a key of another type, and ValueError for
+    invalid quantities."""
+    resources = _typed(_typed(yaml.safe_load(text), dict, "Configuration").get("resources"), dict, "resources")
+    key = "resources.deviceClassMappings"
+    mappings = [_typed(each, dict, f"{key}[]") for each in _typed(resources.get("deviceClassMappings"), list, key)]
+    known = {str(each["name"]): each for each in mappings if str(each.get("name")).startswith(f"{driver}/")}
     wanted = {
         quota.name: quota.mapping(driver) for stock in stocks_of(slices, driver) for quota in quotas_of(stock, driver)
     }
@@ -170,15 +181,20 @@ def drift(text: str, slices: Sequence[Wire], driver: str) -> str:
     return "; ".join(f"{what}: {listed(names)}" for what, names in parts.items() if names) if known else ""
 
 
+def _typed(value: object, kind: type, key: str) -> Any:
+    if value is None or isinstance(value, kind):
+        return kind() if value is None else value
+    raise ConfigurationError(f"Kueue's Configuration: {key} is of type {type(value).__name__}, not {kind.__name__}")
+
+
 def queue_objects(
     state: ClusterState, stocks: Sequence[ModelStock], quotas: Sequence[Quota], driver: str, namespace: str
 ) -> list[dict[str, object]]:
     """Return the classes of each model, a flavor, a ClusterQueue with the quotas, the CPU and memory of the nodes that
-    publish devices, and whole GPUs as extended resource, and a LocalQueue in ``namespace`` unless it is empty."""
+    publish devices, and published whole GPUs as extended resource, and a LocalQueue in ``namespace`` if not empty."""
     covered = {**_node_amounts(state, driver), **{quota.name: quota.amount for quota in quotas}}
-    own = next((each.get("spec") or {} for each in state.classes if each["metadata"].get("name") == driver), {})
-    if extended := own.get("extendedResourceName"):  # Kueue charges it by number, because no mapping has this class
-        covered[str(extended)] = str(sum(stock.whole for stock in stocks))
+    if (extended := extended_resource(state, driver)) and any(stock.all_whole for stock in stocks):
+        covered[extended] = str(sum(stock.whole for stock in stocks))  # by number, because no mapping has this class
     resources = [{"name": name, "nominalQuota": amount} for name, amount in covered.items()]
     group = {"coveredResources": [*covered], "flavors": [{"name": QUEUE, "resources": resources}]}
     named = {name for quota in quotas for name in quota.classes}
@@ -188,6 +204,12 @@ def queue_objects(
     if namespace:
         found.append(_object("LocalQueue", spec={"clusterQueue": QUEUE}, namespace=namespace))
     return found
+
+
+def extended_resource(state: ClusterState, driver: str) -> str:
+    """Return the extended resource of the driver's default class, "" without one."""
+    own = next((each.get("spec") or {} for each in state.classes if each["metadata"].get("name") == driver), {})
+    return str(own.get("extendedResourceName") or "")
 
 
 def _classes(stock: ModelStock, driver: str, named: set[str]) -> Iterable[dict[str, object]]:

@@ -179,23 +179,27 @@ def _of_kueue(args: argparse.Namespace, facts: "ClusterFacts") -> "Iterator[Find
     import yaml
 
     from dra_driver.core.finding import Layer, warn
+    from dra_driver.core.request_rights import missing_right
     from dra_driver.kube import paths
     from dra_driver.kubectl.capacity import drift
-    from dra_driver.kubectl.commands.source import client
+    from dra_driver.kubectl.commands.source import client, listed_of_kueue
     from dra_driver.kubectl.explain import FIX_MAPPINGS, misconfigured
 
     api, found = client(kubeconfig_of(args)), []
     try:
-        for cause, others in misconfigured(api.list(paths.workloads(None))["items"]):
+        if (workloads := listed_of_kueue(api, paths.workloads(None))) is None:
+            return
+        for cause, others in misconfigured(workloads):
             found.append((f"{cause.object}{f' and {others} more' if others else ''}: {cause.message}", cause.fix))
         data = api.get("/api/v1/namespaces/kueue-system/configmaps/kueue-manager-config").get("data") or {}
         slices = facts.items("slices") if facts.knows("slices") else ()
         seen = [drift(text, slices, driver) for text in data.values() for driver in facts.driver_names if slices]
         found += [(f"mappings of Kueue's Configuration: {each}", FIX_MAPPINGS) for each in filter(None, seen)]
-    except NotFoundError:  # without Kueue, or installed in another way
-        pass
-    except (KubernetesApiError, yaml.YAMLError, AttributeError) as error:
-        print(f"note: Kueue is not checked: {printable(str(error))}", file=sys.stderr)
+    except NotFoundError:  # installed in another way
+        where = "no ConfigMap kueue-manager-config in namespace kueue-system"
+        print(f"note: mappings of Kueue are not compared: {where}; see `kubectl dra kueue config`", file=sys.stderr)
+    except (KubernetesApiError, ConfigurationError, yaml.YAMLError, ValueError) as error:
+        print(f"note: Kueue is not checked: {printable(missing_right(error))}", file=sys.stderr)
     for what, fix in found:
         expected = "mappings and jobs that match the published devices"
         yield replace(

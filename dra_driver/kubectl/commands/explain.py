@@ -12,8 +12,9 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError, KubernetesApiError, NotFoundError
+from dra_driver.core.errors import ConfigurationError, KubernetesApiError
 from dra_driver.core.finding import coloured
+from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import printable
 from dra_driver.kube import paths
 from dra_driver.kube.state import ClusterState, with_objects
@@ -157,12 +158,9 @@ def _with_neighbours(args: argparse.Namespace, state: ClusterState, namespace: s
         scaling = api.list(paths.events(namespace), {"fieldSelector": "reportingComponent=cluster-autoscaler"})["items"]
         state = replace(state, events=[*state.events, *scaling])
     try:
-        found = api.list(paths.workloads(namespace))["items"]
-    except NotFoundError:  # without Kueue
-        return state
+        return replace(state, workloads=source.listed_of_kueue(api, paths.workloads(namespace)) or ())
     except KubernetesApiError as error:
-        return replace(state, gaps=[*state.gaps, f"workloads: {error}"])
-    return replace(state, workloads=found)
+        return replace(state, gaps=[*state.gaps, f"workloads: {missing_right(error)}"])
 
 
 def _of_manifests(args: argparse.Namespace, progress: Progress) -> list[Explanation]:

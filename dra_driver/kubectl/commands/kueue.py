@@ -9,7 +9,7 @@ import yaml
 
 from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.text import counted, printable
-from dra_driver.kubectl.capacity import configuration, queue_objects, quotas_of, stocks_of
+from dra_driver.kubectl.capacity import configuration, extended_resource, queue_objects, quotas_of, stocks_of
 from dra_driver.kubectl.commands.source import add_source, is_unread, state_of, tell_gaps
 
 _MAX_MAPPINGS: Final = 16
@@ -49,6 +49,9 @@ def run(args: argparse.Namespace) -> int:
             print(
                 printable(f"{stock.product}: the quotas omit {counted(stock.tainted, 'tainted GPU')}"), file=sys.stderr
             )
+    extended = extended_resource(state, args.driver) if args.action == "queues" else ""
+    if extended and not any(stock.all_whole for stock in stocks):
+        print(printable(f"no whole GPU is published: the ClusterQueue has no quota for {extended}"), file=sys.stderr)
     documents = (
         [configuration(quotas, args.driver)]
         if args.action == "config"

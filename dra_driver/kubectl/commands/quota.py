@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from dra_driver.core.command_line.table import TableColumn
 from dra_driver.core.errors import KubernetesApiError, NotFoundError
+from dra_driver.core.request_rights import missing_right
 from dra_driver.core.text import gib, printable
 from dra_driver.kube import paths
 from dra_driver.kube.objects.resource import DeviceClass
@@ -15,7 +16,7 @@ from dra_driver.kube.shapes import read_all
 from dra_driver.kubectl.commands import usage_source
 from dra_driver.kubectl.commands.idle import add_idle_for
 from dra_driver.kubectl.commands.listing import Listed, add_list, namespace_column, print_list, scope_of, selected
-from dra_driver.kubectl.commands.source import client, kubeconfig_of, tell_gaps
+from dra_driver.kubectl.commands.source import client, kubeconfig_of, listed_of_kueue, tell_gaps
 from dra_driver.kubectl.commands.usage_source import note_of, number
 from dra_driver.kubectl.usage import quota
 from dra_driver.kubectl.usage.idle_report import DeviceSize, UsageFinding, classify
@@ -57,13 +58,17 @@ def run(args: argparse.Namespace) -> int:
             rows=rows,
             columns=[*namespace_column(args, lambda row: row.namespace), *COLUMNS],
             namespace=namespace,
-            name=lambda row: (
-                f"resourcequota/{row.quota}" if row.quota else f"deviceclass.resource.k8s.io/{row.device_class}"
-            ),
+            name=_name,
             noun="quotas on devices or claims, and no devices in use",
         )
 
     return print_list(args, read)
+
+
+def _name(row: QuotaRow) -> str:
+    kind, _, name = row.quota.rpartition("/")  # only quotas of Kueue have a kind
+    kind = f"{kind}.kueue.x-k8s.io" if kind else "resourcequota"
+    return f"{kind}/{name}" if name else f"deviceclass.resource.k8s.io/{row.device_class}"
 
 
 def _rows(args: argparse.Namespace, namespace: str | None) -> list[QuotaRow]:
@@ -95,11 +100,9 @@ def _quotas(api: "RestClient", namespace: str | None) -> Sequence[dict[str, obje
 
 def _kueue_rows(api: "RestClient") -> list[QuotaRow]:
     try:
-        return quota.queue_rows(api.list(paths.cluster_queues())["items"])
-    except NotFoundError:  # without Kueue
-        return []
+        return quota.queue_rows(listed_of_kueue(api, paths.cluster_queues()) or ())
     except KubernetesApiError as error:
-        print(f"note: quotas of Kueue are not listed: {printable(str(error))}", file=sys.stderr)
+        print(f"note: quotas of Kueue are not listed: {printable(missing_right(error))}", file=sys.stderr)
         return []
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Self, TextIO
 
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ConfigurationError, RetryableError
+from dra_driver.core.errors import ConfigurationError, ForbiddenError, NotFoundError, RetryableError
 from dra_driver.core.text import printable
 from dra_driver.core.worker import Worker
 from dra_driver.kube.kubeconfig import DEFAULT, Kubeconfig
@@ -205,6 +205,22 @@ def client(kubeconfig: Kubeconfig) -> "RestClient":
     logs.configure("text", "error")
     timeouts = Timeouts(read_s=30.0, total_s=60.0)
     return RestClient(Connection.load(kubeconfig.path, context=kubeconfig.context), timeouts=timeouts)
+
+
+def listed_of_kueue(api: "RestClient", path: str) -> "Sequence[dict[str, object]] | None":
+    """Return Kueue's objects of a path, None in a cluster without Kueue. Raises KubernetesApiError."""
+    from dra_driver.kube import paths
+
+    try:
+        return [*api.list(path)["items"]]
+    except NotFoundError:
+        return None
+    except ForbiddenError:  # also without Kueue: RBAC refuses before the server looks for the group
+        try:
+            api.get(paths.KUEUE)
+        except NotFoundError:
+            return None
+        raise
 
 
 OWNERS: Final = {

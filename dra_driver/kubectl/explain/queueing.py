@@ -4,9 +4,11 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from dra_driver.core.text import one_line
 from dra_driver.kubectl.explain.report import Cause, CauseCode
-from dra_driver.kubectl.explain.subject import name_of, spec_of, status_of
+from dra_driver.kubectl.explain.subject import label_of, name_of, spec_of, status_of
 
 Wire = Mapping[str, Any]
 GATE: Final = "kueue.x-k8s.io/admission"
@@ -50,14 +52,14 @@ def misconfigured(workloads: Iterable[Wire]) -> list[tuple[Cause, int]]:
     causes: dict[str, list[Cause]] = {}
     for workload in workloads:
         if (cause := held_back(workload)) and cause.fix in _LASTING:
-            causes.setdefault(cause.fix, []).append(cause)
+            causes.setdefault(cause.fix, []).append(replace(cause, object=f"workload/{label_of(workload)}"))
     return [(found[0], len(found) - 1) for found in causes.values()]
 
 
 def held_back(workload: Wire) -> Cause | None:
-    """Return the reason of a Workload that waits; None if Kueue has admitted it."""
+    """Return the reason of a Workload that waits; None if Kueue has admitted it, or if it has finished."""
     conditions = {str(each.get("type")): each for each in status_of(workload).get("conditions") or ()}
-    if conditions.get("Admitted", {}).get("status") == "True":
+    if any(conditions.get(each, {}).get("status") == "True" for each in ("Admitted", "Finished")):
         return None
     said = conditions.get("QuotaReserved") or {}
     preempted = conditions.get("Preempted") or {}
@@ -82,10 +84,9 @@ def admitted(workloads: Sequence[Wire], pod: Wire) -> str:
     )
     for kind, name in (("pod", name_of(pod)), *owners):
         found = workload_of(workloads, kind, str(name))
-        if found and not held_back(found):
-            charged = _charged(
-                (status_of(found).get("admission") or {}).get("podSetAssignments") or (), "resourceUsage"
-            )
+        admission = status_of(found or {}).get("admission")
+        if found and admission and not held_back(found):
+            charged = _charged(admission.get("podSetAssignments") or (), "resourceUsage")
             queue = spec_of(found).get("queueName")
             return f"Kueue has admitted it (queue {queue}{charged}): it waits for the scheduler, not for quota"
     return ""

@@ -43,9 +43,9 @@ class CountedClaim(HeldClaim, frozen=True, kw_only=True):
 
 
 class QuotaRow(Struct, frozen=True, kw_only=True, rename=camel):
-    """One limit of one quota; ``quota`` is "" and ``hard`` None for a class without a limit. ``used`` is None until
-    Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown. A quota of Kueue
-    is ``clusterqueue/NAME``, its ``used`` the reserved part, and memory in bytes."""
+    """One limit of one quota; ``quota`` is "" and ``hard`` None for a class without a limit or if unreadable. ``used``
+    is None until Kubernetes has counted. ``idle`` are devices of idle claims that count against it, None if unknown. A
+    quota of Kueue is ``clusterqueue/NAME``, its ``used`` the reserved part, and memory in bytes."""
 
     namespace: str
     quota: str = ""
@@ -99,18 +99,19 @@ def queue_rows(queues: Iterable[Mapping[str, Any]]) -> list[QuotaRow]:
         used = _sums((queue.get("status") or {}).get("flavorsReservation") or (), "total")
         name = f"clusterqueue/{text(queue['metadata']['name'])}"
         for limit in sorted(each for each in hard if "/" in each):
-            amounts = hard[limit], used.get(limit)
-            left = None if amounts[1] is None else max(0, amounts[0] - amounts[1])
-            found.append(
-                QuotaRow(namespace="", quota=name, limit=text(limit), hard=amounts[0], used=amounts[1], left=left)
-            )
+            most, reserved = hard[limit], used.get(limit)
+            left = None if most is None or reserved is None else max(0, most - reserved)
+            found.append(QuotaRow(namespace="", quota=name, limit=text(limit), hard=most, used=reserved, left=left))
     return found
 
 
-def _sums(flavors: Iterable[Mapping[str, Any]], field: str) -> Counter[str]:
-    found: Counter[str] = Counter()
+def _sums(flavors: Iterable[Mapping[str, Any]], field: str) -> dict[str, int | None]:
+    """Return the sums by resource, None if an amount is unreadable."""
+    found: dict[str, int | None] = {}
     for each in (each for flavor in flavors for each in flavor.get("resources") or ()):
-        found[str(each["name"])] += amount_in(each.get(field)) or 0
+        name, amount = str(each["name"]), amount_in(each.get(field))
+        known = found.get(name, 0)
+        found[name] = None if known is None or amount is None else known + amount
     return found
 
 

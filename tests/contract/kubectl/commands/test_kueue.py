@@ -15,7 +15,8 @@ from dra_driver.kubectl.commands import kubectl
 from tests.fakes.scripted_http import Exchange, ScriptedServer
 
 DRIVER = "gpu.nvidia.com"
-KUEUE = "/apis/kueue.x-k8s.io/v1beta2"
+GROUP = "/apis/kueue.x-k8s.io"
+KUEUE = f"{GROUP}/v1beta2"
 CONFIG = "/api/v1/namespaces/kueue-system/configmaps/kueue-manager-config"
 UNMAPPED = "DeviceClass x is not mapped in DRA configuration"
 QUOTA = "insufficient unused quota for gpu.nvidia.com/h100-memory in flavor gpus, 9984Mi more needed"
@@ -87,7 +88,7 @@ def test_doctor_counts_workloads_that_free_quota_does_not_help(
         found, _ = of_kueue(capsys)
         assert time.process_time() - began < 10.0
     (line,) = found
-    assert "and 4999 more" in line
+    assert "workload/team-a/job-0 and 4999 more" in line
     assert UNMAPPED in line
     assert "kubectl dra kueue queues" in line
 
@@ -121,11 +122,17 @@ def test_doctor_compares_mappings_with_the_slices(
 @pytest.mark.parametrize(
     ("answers", "note"),
     [
-        ({f"{KUEUE}/workloads": 403}, "note: Kueue is not checked:"),
+        ({f"{KUEUE}/workloads": 403}, "note: Kueue is not checked: this user may not list workloads.kueue.x-k8s.io"),
+        ({f"{KUEUE}/workloads": 403, CONFIG: 403, GROUP: 404}, ""),
         ({CONFIG: {"data": {"config": "a: [b"}}}, "note: Kueue is not checked:"),
-        ({CONFIG: {"data": {"config": "just text"}}}, "note: Kueue is not checked:"),
+        ({CONFIG: {"data": {"config": "just text"}}}, "Configuration is of type str, not dict\n"),
+        ({CONFIG: {"data": {"config": "resources: {deviceClassMappings: 3}"}}}, "deviceClassMappings is of type int"),
+        (
+            {CONFIG: {"data": {"config": "resources: {deviceClassMappings: [a]}"}}},
+            "Mappings[] is of type str, not dict",
+        ),
         ({f"{KUEUE}/workloads": 404}, ""),
-        ({CONFIG: 404}, ""),
+        ({CONFIG: 404}, "no ConfigMap kueue-manager-config in namespace kueue-system; see `kubectl dra kueue config`"),
     ],
 )
 def test_doctor_goes_on_without_kueue(
@@ -134,6 +141,18 @@ def test_doctor_goes_on_without_kueue(
     with serve({"/apis/resource.k8s.io/v1/resourceslices": slices, **answers}):
         found, said = of_kueue(capsys)
     assert (found, note in said, "Kueue" in said) == ([], True, bool(note))
+
+
+def test_doctor_goes_on_with_an_invalid_quantity_in_a_slice(
+    serve: Serve, slices: list[Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (counters,) = (entry["counters"] for item in slices for entry in item["spec"].get("sharedCounters") or ())
+    counters["memory"]["value"] = "much"
+    mapping = {"resources": {"deviceClassMappings": [{"name": f"{DRIVER}/h100-memory"}]}}
+    data = {"data": {"config": yaml.safe_dump(mapping)}}
+    with serve({"/apis/resource.k8s.io/v1/resourceslices": slices, CONFIG: data}):
+        found, said = of_kueue(capsys)
+    assert (found, "note: Kueue is not checked:" in said, "much" in said) == ([], True, True)
 
 
 def test_quota_shows_the_reserved_part_of_a_cluster_queue(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
@@ -145,9 +164,67 @@ def test_quota_shows_the_reserved_part_of_a_cluster_queue(serve: Serve, capsys: 
     assert ["clusterqueue/new", f"{DRIVER}/h100-memory", "80.0", "GiB", "?", "?", "<none>"] in lines
 
 
-@pytest.mark.parametrize(("status", "note"), [(403, "note: quotas of Kueue are not listed"), (404, "")])
-def test_quota_goes_on_without_kueue(serve: Serve, capsys: pytest.CaptureFixture[str], status: int, note: str) -> None:
-    with serve({f"{KUEUE}/clusterqueues": status}):
+@pytest.mark.parametrize("unreadable", [0, 1])
+def test_quota_shows_an_unreadable_amount_as_unknown(
+    serve: Serve, capsys: pytest.CaptureFixture[str], unreadable: int
+) -> None:
+    """The sum of two flavors is unknown too, whichever comes first."""
+    queue = cluster_queue()
+    flavors = queue["spec"]["resourceGroups"][0]["flavors"]
+    flavors += json.loads(json.dumps(flavors))
+    flavors[unreadable]["resources"][1]["nominalQuota"] = "much"
+    with serve({f"{KUEUE}/clusterqueues": [queue]}):
+        assert kubectl.main(["quota", "-A"]) == 0
+    (line,) = (line.split()[1:] for line in capsys.readouterr().out.splitlines() if "clusterqueue/gpus" in line)
+    assert line == ["clusterqueue/gpus", f"{DRIVER}/h100-memory", "?", "9.8", "GiB", "?", "<none>"]
+
+
+def test_quota_names_a_cluster_queue_by_its_kind(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    quota = {
+        "metadata": {"name": "gpus", "namespace": "team-a"},
+        "spec": {"hard": {"count/resourceclaims.resource.k8s.io": "4"}},
+    }
+    with serve({f"{KUEUE}/clusterqueues": [cluster_queue()], "/api/v1/resourcequotas": [quota]}):
+        assert kubectl.main(["quota", "-A", "-o", "name"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["resourcequota/gpus", "clusterqueue.kueue.x-k8s.io/gpus"]
+
+
+REFUSED = "this user may not list {}.kueue.x-k8s.io"
+
+
+@pytest.mark.parametrize(
+    ("status", "group", "note"),
+    [
+        (403, 200, f"note: quotas of Kueue are not listed: {REFUSED.format('clusterqueues')}"),
+        (404, 404, ""),
+        (403, 404, ""),
+    ],
+)
+def test_quota_goes_on_without_kueue(
+    serve: Serve, capsys: pytest.CaptureFixture[str], status: int, group: int, note: str
+) -> None:
+    """RBAC refuses a tenant's list although the cluster has no Kueue."""
+    with serve({f"{KUEUE}/clusterqueues": status, **({GROUP: group} if group == 404 else {})}):
         kubectl.main(["quota", "-A"])
     said = capsys.readouterr().err
     assert (note in said, "Kueue" in said) == (True, bool(note))
+
+
+@pytest.mark.parametrize(("more", "named"), [({}, True), ({GROUP: 404}, False)])
+def test_explain_names_a_missing_right_only_with_kueue(
+    serve: Serve, capsys: pytest.CaptureFixture[str], more: Answers, named: bool
+) -> None:
+    pod = {
+        "metadata": {"name": "train", "namespace": "default", "uid": "u"},
+        "spec": {
+            "containers": [{"name": "main"}],
+            "resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "gpus"}],
+        },
+    }
+    refused = {f"{KUEUE}/namespaces/default/workloads": 403}
+    version = {"gitVersion": "v1.36.2", "major": "1", "minor": "36"}
+    with serve({"/version": version, "/api/v1/pods": [pod], **refused, **more}):
+        kubectl.main(["explain", "pod/train", "-n", "default"])
+    said = " ".join("".join(capsys.readouterr()).split())
+    assert "default/train" in said
+    assert (REFUSED.format("workloads") in said, "kueue" in said) == (named, named)

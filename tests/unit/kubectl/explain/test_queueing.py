@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dra_driver.core.errors import RetryableError
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain import check_queue
-from dra_driver.kubectl.explain.queueing import GATE, held_back, workload_of
+from dra_driver.kubectl.explain.queueing import GATE, admitted, held_back, misconfigured, workload_of
 from tests.unit.kubectl.explain.clusters import cluster, explained, pod, template
 
 SHORT = (
@@ -52,6 +52,16 @@ def test_an_admitted_workload_is_not_held_back() -> None:
     preempted = held_back(workload(Preempted="Preempted to accommodate a workload of higher priority"))
     assert preempted is not None
     assert "preempted: Preempted to accommodate" in preempted.message
+
+
+def test_a_finished_workload_neither_waits_nor_is_admitted() -> None:
+    """Kueue finishes a Workload that it never admitted, such as that of a deleted Job."""
+    done = workload("DeviceClass x is not mapped in DRA configuration", Finished="The workload is finished")
+    assert held_back(done) is None
+    assert misconfigured([done]) == []
+    waiting = pod(template="t")
+    waiting["metadata"]["ownerReferences"] = [{"kind": "Job", "name": "train"}]
+    assert admitted([done], waiting) == ""
 
 
 def test_a_pod_of_an_admitted_job_waits_for_the_scheduler() -> None:
