@@ -15,7 +15,7 @@ from msgspec import to_builtins
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core import errors
-from dra_driver.core.files import replace_file
+from dra_driver.core.files import read_plain, replace_file
 from dra_driver.core.model.claim import ClaimRef
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.core.telemetry import metrics
@@ -229,9 +229,7 @@ class ClaimStatus:
 
 def _read(path: Path) -> dict[ClaimUid, str]:
     try:
-        with path.open("rb") as file:
-            document = json.loads(file.read(MAX_FILE_BYTES))
-        found = document["claims"]
+        found = json.loads(read_plain(path, MAX_FILE_BYTES))["claims"]
         return {ClaimUid(uid): text for uid, text in found.items() if isinstance(text, str)}
     except FileNotFoundError:
         return {}

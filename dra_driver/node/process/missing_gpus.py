@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import DraError
-from dra_driver.core.files import replace_file
+from dra_driver.core.files import read_plain, replace_file
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import GpuUuid
 from dra_driver.kube.published import limits
@@ -203,8 +203,7 @@ def encode(known: Iterable[KnownGpu]) -> bytes:
 def read(path: Path) -> list[KnownGpu]:
     """The GPUs in the file; none if it does not exist or is damaged. A wrong entry is logged and skipped."""
     try:
-        with path.open("rb") as file:
-            content = decode_json(file.read(MAX_BYTES), _Content)
+        content = decode_json(read_plain(path, MAX_BYTES), _Content)
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError) as error:

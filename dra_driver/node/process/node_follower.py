@@ -15,7 +15,7 @@ from typing import Final
 from msgspec import Struct
 from msgspec.structs import replace
 
-from dra_driver.core.files import replace_file
+from dra_driver.core.files import read_plain, replace_file
 from dra_driver.core.model.drain import DRAIN_ANNOTATION, DRAINED_TAINT, NOT_DRAINED, DrainRequest
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.ids import GpuUuid
@@ -217,8 +217,7 @@ class SecondPublisherFile:
         """The second publishers that were found, none for a device plugin; None without the file. A file that cannot be
         read counts as one that names no driver."""
         try:
-            with self._path.open("rb") as file:
-                found = json.loads(file.read(MAX_BYTES))["drivers"]
+            found = json.loads(read_plain(self._path, MAX_BYTES))["drivers"]
             return frozenset(text for text in found if isinstance(text, str))
         except FileNotFoundError:
             return None

@@ -12,7 +12,7 @@ from msgspec import Struct, field
 
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import StorageError
-from dra_driver.core.files import replace_file
+from dra_driver.core.files import read_plain, replace_file
 from dra_driver.core.model.gpu_operation import Operation
 from dra_driver.core.model.ids import GpuUuid
 
@@ -77,7 +77,7 @@ class OperationsFile:
     def load(self) -> Mapping[GpuUuid, OperationRecord]:
         """Read the file. An unreadable file is renamed: its operations cannot continue."""
         try:
-            self._kept = decode_json(self._path.read_bytes()[:MAX_BYTES], _Kept)
+            self._kept = decode_json(read_plain(self._path, MAX_BYTES), _Kept)
         except FileNotFoundError:
             pass
         except (OSError, msgspec.MsgspecError) as error:
