@@ -6,7 +6,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,8 +18,13 @@ from dra_driver.config.status import node_status
 from dra_driver.core.errors import NotFoundError
 from dra_driver.core.model.gpu_node import GpuNodeStatus, NodeGpu, PublishedForm, ReportedIdle, ReportedUsage
 from dra_driver.kube import paths
+from dra_driver.kube.connection import Connection
 from dra_driver.kube.rest import RestClient
+from dra_driver.sim.apiserver.kinds import NAMESPACES
+from dra_driver.sim.apiserver.server import ApiServer
 from tests.fakes.dra_objects import DRIVER, claim, exactly, gpu, resource_slice
+from tests.fakes.rbac import Rules
+from tests.fakes.token_gate import TokenGate
 from tests.rights.accounts import bound
 
 Obj = dict[str, Any]
@@ -118,6 +123,27 @@ class World:
             after_min=30,
         )
         return GpuNodeStatus(driver_name=DRIVER, gpus=(own,), usage=ReportedUsage(idle=(idle,)))
+
+
+@contextmanager
+def embedded(world: World, accounts: Iterable[str], folder: Path) -> Iterator[tuple[TokenGate, dict[str, str]]]:
+    """The world on the embedded API server behind RBAC, and the token of each of these accounts."""
+    api = ApiServer()
+    api.start()
+    try:
+        for name in (world.own, world.other):
+            api.store.create(NAMESPACES, {"metadata": {"name": name}})
+        admin = api.kubeconfig(folder / "admin.conf")
+        world.create(RestClient(Connection.load(str(admin))), [])
+        rights, tokens = world.rights(), {name: f"secret-{name}-{world.suffix}" for name in accounts}
+        users = {
+            token: (f"system:serviceaccount:{world.own}:{name}", Rules(rights, account=name, namespace=world.own))
+            for name, token in tokens.items()
+        }
+        with TokenGate(admin, users) as gate:
+            yield gate, tokens
+    finally:
+        api.stop()
 
 
 class Browser:

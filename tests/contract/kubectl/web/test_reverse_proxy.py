@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from dra_driver.kube.connection import Connection
-from dra_driver.kube.rest import RestClient
-from dra_driver.sim.apiserver.kinds import NAMESPACES
-from dra_driver.sim.apiserver.server import ApiServer
-from tests.fakes.rbac import Rules
-from tests.fakes.token_gate import TokenGate
-from tests.harness.visitors import ADMIN, TENANT, Browser, World, page_process
+from tests.harness.visitors import ADMIN, TENANT, Browser, World, embedded, page_process
 
 NGINX, OPENSSL = (shutil.which(name, path="/usr/sbin:/usr/local/sbin:/usr/bin:/bin") for name in ("nginx", "openssl"))
 HOST = "gpus.example.com"
@@ -98,31 +92,14 @@ def world() -> World:
 
 @pytest.fixture
 def proxy(world: World, tmp_path: Path) -> Iterator[Proxy]:
-    api = ApiServer()
-    api.start()
-    try:
-        for name in (world.own, world.other):
-            api.store.create(NAMESPACES, {"metadata": {"name": name}})
-        admin = api.kubeconfig(tmp_path / "admin.conf")
-        world.create(RestClient(Connection.load(str(admin))), [])
-        tokens = {name: f"secret-{name}-{world.suffix}" for name in PASSWORDS}
-        users = {
-            token: (
-                f"system:serviceaccount:{world.own}:{name}",
-                Rules(world.rights(), account=name, namespace=world.own),
-            )
-            for name, token in tokens.items()
-        }
+    with embedded(world, PASSWORDS, tmp_path) as (gate, tokens):
         made = Proxy(tmp_path, tokens)
         flags = [f"--origin={made.origin(number)}" for number in range(3)]
         with (
-            TokenGate(admin, users) as gate,
             page_process(gate.kubeconfig(tmp_path / "page.conf"), tmp_path, *flags) as page,
             made.running(page.address),
         ):
             yield made
-    finally:
-        api.stop()
 
 
 def test_visitors_sign_in_through_a_proxy_with_tls(proxy: Proxy, world: World) -> None:
