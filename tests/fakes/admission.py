@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dra_driver.core.errors import CelEvaluationError
-from dra_driver.scheduler.cel import Expression, value_of
+from tests.harness.cel import Expression, value_of
 
 _INPUTS = ("request", "object", "oldObject", "variables")
 

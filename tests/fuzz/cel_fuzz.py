@@ -22,6 +22,7 @@ from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
 from dra_driver.scheduler.cel import MAX_LENGTH, DeviceView, compile_selector
 from dra_driver.scheduler.cel.signatures import functions
 from tests.golden.run import cases, wire_view
+from tests.harness.cel import evaluate_counting
 
 TABLE = ROOT / "tests" / "golden" / "cel.jsonl.gz"
 _TOKEN = re.compile(r"\"(?:\\.|[^\"\\])*\"|'(?:\\.|[^'\\])*'|\w+|\s+|[&|=<>!]{2}|.", re.S)
@@ -139,7 +140,7 @@ class Findings:
             answer = "fails"
         counted: Any = "fails"
         with suppress(CelEvaluationError):
-            counted = program.evaluate_counting(device)
+            counted = evaluate_counting(program, device)
         if answer is not True and answer is not False and answer != "fails":
             self.found.append(f"result {answer!r} for {text!r}")
         if counted != answer:

@@ -50,7 +50,7 @@ def cel_answer(question: Wire, lacks: frozenset[str] = frozenset()) -> tuple[str
 
 def wire_view(device: Wire) -> DeviceView:
     capacity = {name: {"value": value} for name, value in (device.get("capacity") or {}).items()}
-    return DeviceView.from_wire({**device, "capacity": capacity}, device.get("driver", ""))
+    return DeviceView(device.get("driver", ""), {**device, "capacity": capacity})
 
 
 def cel_difference(question: Wire, expected: Wire, lacks: frozenset[str] = frozenset()) -> str:

@@ -1,16 +1,12 @@
-"""Compile and evaluate one device selector as the scheduler does, or any expression over named variables.
+"""Compile and evaluate one device selector as the scheduler does.
 
 The result of a selector must be a bool. Limits: 10 KiB of text (CELSelectorExpressionMaxLength of k8s.io/api
 resource/v1), nesting, and cost (CELSelectorExpressionMaxCost). ``device`` follows k8s.io/dynamic-resource-allocation
 cel/compile.go: names without a domain are in the driver's; an unknown domain is an empty map, a missing name in a
 domain an error.
-
-The variables of an `Expression` are of type dyn, as ``object`` of a ValidatingAdmissionPolicy is for kinds without a
-schema; ``authorizer`` and Kubernetes list types do not compile here. Every evaluation is metered (PerCallLimit of
-k8s.io/apiserver pkg/apis/cel).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from functools import lru_cache
 from typing import Any, Final
@@ -29,7 +25,7 @@ from dra_driver.scheduler.cel.libraries.kube import forget_promotions, of_capaci
 from dra_driver.scheduler.cel.operators import Function
 from dra_driver.scheduler.cel.parser import parse
 from dra_driver.scheduler.cel.signatures import LACKS_NONE
-from dra_driver.scheduler.cel.syntax import SourceText, Variable
+from dra_driver.scheduler.cel.syntax import SourceText
 from dra_driver.scheduler.cel.values import (
     AbortedError,
     DomainMap,
@@ -69,11 +65,6 @@ class DeviceView:
                 }
             )
         ]
-
-    @classmethod
-    def from_wire(cls, device: Wire, driver: str) -> "DeviceView":
-        """The view of a device of a ResourceSlice. Raises ValueError on a malformed quantity or version."""
-        return cls(driver, device)
 
     def _attribute(self, name: str, value: Wire, lists: bool) -> object:
         text = value.get("string")
@@ -178,14 +169,6 @@ class Program:
             raise self._failed(error) from error
         return self._answer(result)
 
-    def evaluate_counting(self, device: DeviceView) -> bool:
-        """The result of `evaluate`, always metered. For tests, which compare both evaluators."""
-        try:
-            result = self._counted(device, Meter())
-        except FAILURES as error:
-            raise self._failed(error) from error
-        return self._answer(result)
-
     def cost(self, device: DeviceView) -> int:
         """The cost of an evaluation in units of the limit; of a failed evaluation the cost up to the failure. Raises
         SelectorBudgetError."""
@@ -250,50 +233,3 @@ def _too_deep(expression: str) -> CelSyntaxError:
 def _shown(expression: str) -> str:
     flat = " ".join(expression.split())
     return repr(flat if len(flat) <= 200 else flat[:200] + "…")
-
-
-class Expression:
-    """A compiled expression. Thread-safe: evaluations share no state."""
-
-    __slots__ = ("_names", "_run", "_slots", "text")
-
-    def __init__(self, text: str, names: Sequence[str]) -> None:
-        self.text = text
-        self._names = tuple(names)
-        source = SourceText(well_formed(text))
-        try:
-            tree = parse(source)
-            Checker(source, {name: Variable(name, t.DYN) for name in self._names}).run(tree)
-            validate(source, tree)
-            builder = IrBuilder(source, {name: FIRST_SLOT + at for at, name in enumerate(self._names)})
-            self._run = MeteredBuilder().build(builder.build(tree))
-        except RecursionError as error:
-            raise _too_deep(text) from error
-        self._slots = builder.slots
-
-    def evaluate(self, values: Mapping[str, object]) -> object:
-        """The value, in the form of `value_of`. Raises CelEvaluationError."""
-        return self.evaluate_counting(values)[0]
-
-    def evaluate_counting(self, values: Mapping[str, object]) -> tuple[object, int]:
-        """Return the value and its cost, in units of the limit of one call. Raises CelEvaluationError."""
-        reset_work()
-        forget_promotions()
-        meter = Meter()
-        given = [values[name] for name in self._names]
-        try:
-            found = self._run([None, meter, *given, *[UNSET] * (self._slots - FIRST_SLOT - len(given))])
-        except FAILURES as error:
-            raise CelEvaluationError(f"CEL expression: {str(error) or type(error).__name__}") from error
-        return found, meter.spent
-
-
-def value_of(parsed: object) -> object:
-    """Parsed JSON as CEL values. Integers beyond 64 bits are doubles, as Kubernetes reads them."""
-    if isinstance(parsed, Mapping):
-        return StringMap({well_formed(str(key)): value_of(value) for key, value in parsed.items()})
-    if isinstance(parsed, list | tuple):
-        return [value_of(item) for item in parsed]
-    if isinstance(parsed, int) and not isinstance(parsed, bool) and not -(2**63) <= parsed < 2**63:
-        return float(parsed)
-    return well_formed(parsed) if isinstance(parsed, str) else parsed

@@ -11,9 +11,9 @@ import pytest
 
 from dra_driver.config.rules import RULES
 from dra_driver.config.schema import problems, schemas
-from dra_driver.scheduler.cel import Expression, value_of
 from tests.contract.config import samples
 from tests.fakes.scripts import script
+from tests.harness.cel import Expression, value_of
 
 ROUNDS = 1000
 Json = Mapping[str, Any]

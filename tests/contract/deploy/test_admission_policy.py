@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from dra_driver.scheduler.cel import Expression, value_of
 from tests.fakes import chart
 from tests.fakes.admission import Policy
+from tests.harness.cel import Expression, value_of
 
 DRIVER = "gpu.nvidia.com"
 ACCOUNT = "system:serviceaccount:dra-driver:dra-driver-node"

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from dra_driver.core.errors import CelEvaluationError, CelSyntaxError
-from dra_driver.scheduler.cel import MAX_LENGTH, DeviceView, Expression, compile_selector, value_of
+from dra_driver.scheduler.cel import MAX_LENGTH, DeviceView, compile_selector
 from dra_driver.scheduler.cel.conjuncts import AttributeRefs, find_attribute_refs, split_conjuncts
 from dra_driver.scheduler.cel.cost import cost_bound
+from tests.harness.cel import Expression, evaluate_counting, value_of
 
 GPU: dict[str, Any] = {
     "name": "gpu-0",
@@ -59,7 +60,7 @@ def test_logic_fails_where_no_side_decides(operator: str, failed_first: bool) ->
     other = "true" if operator == "&&" else "false"
     terms = [f'{A}.profile == "x"', other] if failed_first else [other, f'{A}.profile == "x"']
     program = compile_selector(f" {operator} ".join(terms))
-    for evaluate in (program.evaluate, program.evaluate_counting):
+    for evaluate in (program.evaluate, lambda view: evaluate_counting(program, view)):
         with pytest.raises(CelEvaluationError, match="no such key"):
             evaluate(VIEW)
 
