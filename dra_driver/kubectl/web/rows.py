@@ -5,6 +5,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,11 @@ from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.gpu_node import NodePolicy
 from dra_driver.core.text import span
 from dra_driver.core.time import parse_time
+from dra_driver.core.wire import from_wire
 from dra_driver.diagnose.doctor.cluster import DoctorScope, diagnose
 from dra_driver.diagnose.doctor.facts import facts_of_state
 from dra_driver.kube.devices import Wire
+from dra_driver.kube.objects.resource import Condition, ResourceClaim
 from dra_driver.kube.shapes import MetadataPart, read_all
 from dra_driver.kube.state import ClusterState, identity, with_objects
 from dra_driver.kube.state_file import flat, objects_of, read_documents
@@ -146,75 +149,33 @@ CLAIM_ORDERS: Final[Mapping[str, tuple[Callable[[ClaimOnPage], object], bool]]] 
 """Sort keys of the claims' columns, and whether the largest value is first."""
 
 
-class _Cel(Struct, frozen=True):
-    expression: str = ""
+class ClaimDetails(Struct, frozen=True, kw_only=True):
+    """Owner of a claim, requests with their CEL expressions, and conditions by device."""
 
-
-class _Selector(Struct, frozen=True):
-    cel: _Cel = _Cel()
-
-
-class _Way(Struct, frozen=True, rename="camel"):
-    selectors: tuple[_Selector, ...] = ()
-
-
-class _Asked(Struct, frozen=True, rename="camel"):
-    name: str = ""
-    exactly: _Way | None = None
-    first_available: tuple[_Way, ...] = ()
-
-
-class _Devices(Struct, frozen=True):
-    requests: tuple[_Asked, ...] = ()
-
-
-class _Spec(Struct, frozen=True):
-    devices: _Devices = _Devices()
-
-
-class _Condition(Struct, frozen=True):
-    type: str = ""
-    status: str = ""
-    message: str = ""
-
-
-class _DeviceStatus(Struct, frozen=True):
-    device: str = ""
-    conditions: tuple[_Condition, ...] = ()
-
-
-class _Status(Struct, frozen=True):
-    devices: tuple[_DeviceStatus, ...] = ()
-
-
-class ClaimDetails(Struct, frozen=True):
-    """Owner, selectors and conditions of a claim."""
-
-    metadata: "_Owned"
-    spec: _Spec = _Spec()
-    status: _Status = _Status()
-
-    @property
-    def owner(self) -> str:
-        return next((f"{each.kind}/{each.name}" for each in self.metadata.owner_references), "")
-
-    @property
-    def selectors(self) -> list[tuple[str, str]]:
-        """Requests with their CEL expressions."""
-        ways = [
-            (each.name, way) for each in self.spec.devices.requests for way in (each.exactly, *each.first_available)
-        ]
-        return [(name, each.cel.expression) for name, way in ways if way for each in way.selectors]
-
-    @property
-    def conditions(self) -> list[tuple[str, _Condition]]:
-        return [(each.device, condition) for each in self.status.devices for condition in each.conditions]
+    owner: str
+    selectors: Sequence[tuple[str, str]]
+    conditions: Sequence[tuple[str, Condition]]
 
 
 def claim_details(claims: Iterable[Wire], wanted: Collection[tuple[str, str]]) -> dict[tuple[str, str], ClaimDetails]:
     """Return details of the wanted claims (namespace, name) that can be read."""
-    known = read_all(ClaimDetails, (item for item in claims if identity(item) in wanted), lambda _: None)
-    return {(each.metadata.namespace or "", each.metadata.name): each for each in known}
+    found = {}
+    for item in (each for each in claims if identity(each) in wanted):
+        with suppress(ValueError):
+            found[identity(item)] = _details(from_wire(ResourceClaim, item))
+    return found
+
+
+def _details(claim: ResourceClaim) -> ClaimDetails:
+    requests = claim.spec.devices.requests if claim.spec.devices else ()
+    ways = [(each.name, way) for each in requests for way in (each.exactly, *each.first_available) if way]
+    return ClaimDetails(
+        owner=next((f"{each.kind}/{each.name}" for each in claim.metadata.owner_references), ""),
+        selectors=[(name, each.cel.expression) for name, way in ways for each in way.selectors if each.cel],
+        conditions=[
+            (one.device, each) for one in (claim.status.devices if claim.status else ()) for each in one.conditions
+        ],
+    )
 
 
 class Waiting(Struct, frozen=True, kw_only=True):
