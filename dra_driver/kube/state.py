@@ -13,7 +13,7 @@ from dra_driver.core.errors import ForbiddenError, GoneError, KubernetesApiError
 from dra_driver.core.request_rights import missing_right
 from dra_driver.kube.discovery import server_version
 from dra_driver.kube.paths import CORE_API
-from dra_driver.kube.state_parts import is_relevant_event, reduced
+from dra_driver.kube.state_parts import LAST_APPLIED, is_relevant_event, reduced
 
 Wire = Mapping[str, Any]
 
@@ -56,6 +56,10 @@ class StateKind(Struct, frozen=True):
     api_version: str
     resource: str
     namespaced: bool = False
+
+    @property
+    def api(self) -> str:
+        return CORE_API if self.api_version == "v1" else f"/apis/{self.api_version}"
 
 
 KINDS: Final = (
@@ -153,48 +157,32 @@ def read_kind(
     kinds that are not in ``everywhere``. Raises KubernetesApiError for other failures."""
     if kind.field == "taint_rules":
         return _taint_rules(rest, kind, gaps)
-    api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
-    local = f"{api}/namespaces/{namespace}/{kind.resource}" if namespace and kind.namespaced else ""
-    whole = f"{api}/{kind.resource}"
-    first = local if local and kind.field not in everywhere else whole
-    keep: Callable[[Wire], bool] = is_relevant_event if kind.field == "events" else lambda _: True
+    local = f"{kind.api}/namespaces/{namespace}/{kind.resource}" if namespace and kind.namespaced else ""
+    first = local if local and kind.field not in everywhere else f"{kind.api}/{kind.resource}"
     try:
-        items = _listed(rest, first, kind, keep)
+        items = _listed(rest, first, kind)
     except NotFoundError:
-        gaps.append(f"{kind.resource}: not served by this cluster at {api}")
+        gaps.append(f"{kind.resource}: not served by this cluster at {kind.api}")
         return ()
     except ForbiddenError as error:
         gaps.append(f"{kind.resource}: {missing_right(error)}")
-        return _local_only(rest, kind, local, first, keep)
+        return (read_in_namespace(rest, kind, namespace) or ()) if namespace and local not in ("", first) else ()
     return items[-MAX_EVENTS:] if kind.field == "events" else items
 
 
 def read_in_namespace(rest: StateReader, kind: StateKind, namespace: str) -> tuple[Wire, ...] | None:
     """The objects of one namespace; None where they may not be listed there either, or are not served."""
-    api = CORE_API if kind.api_version == "v1" else f"/apis/{kind.api_version}"
-    keep: Callable[[Wire], bool] = is_relevant_event if kind.field == "events" else lambda _: True
     try:
-        return _listed(rest, f"{api}/namespaces/{namespace}/{kind.resource}", kind, keep)
+        return _listed(rest, f"{kind.api}/namespaces/{namespace}/{kind.resource}", kind)
     except (ForbiddenError, NotFoundError):
         return None
-
-
-def _local_only(
-    rest: StateReader, kind: StateKind, local: str, tried: str, keep: Callable[[Wire], bool]
-) -> tuple[Wire, ...]:
-    if not local or local == tried:
-        return ()
-    try:
-        return _listed(rest, local, kind, keep)
-    except (ForbiddenError, NotFoundError):
-        return ()
 
 
 def _taint_rules(rest: StateReader, kind: StateKind, gaps: list[str]) -> tuple[Wire, ...]:
     """Rules of the newest API version that is served. None being served is normal: the feature is off by default."""
     for api in TAINT_RULE_APIS:
         try:
-            return _listed(rest, f"{api}/{kind.resource}", kind, lambda _: True)
+            return _listed(rest, f"{api}/{kind.resource}", kind)
         except NotFoundError:
             continue
         except ForbiddenError as error:
@@ -203,8 +191,9 @@ def _taint_rules(rest: StateReader, kind: StateKind, gaps: list[str]) -> tuple[W
     return ()
 
 
-def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire], bool]) -> tuple[Wire, ...]:
-    query = {"fieldSelector": "type=Warning"} if kind.field == "events" else None
+def _listed(rest: StateReader, path: str, kind: StateKind) -> tuple[Wire, ...]:
+    is_events = kind.field == "events"
+    query = {"fieldSelector": "type=Warning"} if is_events else None
     try:
         answer = rest.list(path, query)
     except GoneError:
@@ -213,10 +202,7 @@ def _listed(rest: StateReader, path: str, kind: StateKind, keep: Callable[[Wire]
     items = answer["items"]
     if not all(isinstance(item, dict) and isinstance(item.get("metadata"), dict) for item in items):
         raise KubernetesApiError(f"GET {path}: an item of the list is not an object with metadata")
-    return tuple(reduced(kind.kind, item) for item in items if keep(item))
-
-
-_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+    return tuple(reduced(kind.kind, item) for item in items if not is_events or is_relevant_event(item))
 
 
 def without_foreign_parameters(value: object, own: Collection[str]) -> Any:
@@ -242,7 +228,7 @@ def shareable(state: ClusterState, own: Collection[str]) -> ClusterState:
 
 
 def _kept(name: str, value: Any, own: Collection[str]) -> object:
-    if name != _LAST_APPLIED:
+    if name != LAST_APPLIED:
         return without_foreign_parameters(value, own)
     try:
         return json.dumps(without_foreign_parameters(json.loads(value), own))

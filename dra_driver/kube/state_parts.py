@@ -8,8 +8,8 @@ from typing import Final
 
 Wire = Mapping[str, object]
 
-_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_MAX_LAST_APPLIED: Final = 512 * 1024
+LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+MAX_LAST_APPLIED: Final = 512 * 1024
 _DRA_MARK: Final = "resource.kubernetes.io"
 _METADATA: Final = (
     "name",
@@ -94,17 +94,17 @@ def _metadata(metadata: object, *, with_last_applied: bool) -> dict[str, object]
     annotations = {
         name: value
         for name, value in _mapping(_mapping(metadata).get("annotations")).items()
-        if _DRA_MARK in str(name) or (with_last_applied and name == _LAST_APPLIED)
+        if _DRA_MARK in str(name) or (with_last_applied and name == LAST_APPLIED)
     }
-    if _LAST_APPLIED in annotations:
-        annotations[_LAST_APPLIED] = _applied_spec(annotations[_LAST_APPLIED])
+    if LAST_APPLIED in annotations:
+        annotations[LAST_APPLIED] = _applied_spec(annotations[LAST_APPLIED])
     return {**found, "annotations": annotations} if annotations else found
 
 
 def _applied_spec(note: object) -> str:
     """The spec alone of an object as it was applied, without the metadata of a template; "{}" if it cannot be read."""
     try:
-        text = note if isinstance(note, str) and len(note) <= _MAX_LAST_APPLIED else ""
+        text = note if isinstance(note, str) and len(note) <= MAX_LAST_APPLIED else ""
         spec = _mapping(json.loads(text)).get("spec")
     except (ValueError, RecursionError):
         spec = None

@@ -13,6 +13,7 @@ from dra_driver.kube import devices
 from dra_driver.kube.published import names
 from dra_driver.kube.published.mig_mode import mig_mode_off, whole_only_gpus
 from dra_driver.kube.state import ClusterState
+from dra_driver.kube.state_parts import LAST_APPLIED, MAX_LAST_APPLIED
 from dra_driver.kubectl.explain import queueing
 from dra_driver.kubectl.explain import subject as subjects
 from dra_driver.kubectl.explain.evaluation import NodeResult
@@ -25,8 +26,6 @@ from dra_driver.scheduler.allocation import V1_37, SchedulerFeatures, SchedulerQ
 #
 # The gate of a field: kubernetes/kubernetes pkg/registry/resource/*/strategy.go.
 
-_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
-_MAX_LAST_APPLIED: Final = 512 * 1024
 _GATES: Final = {
     "firstAvailable": "DRAPrioritizedList",
     "adminAccess": "DRAAdminAccess",
@@ -53,8 +52,8 @@ def dropped_fields(kind: str, item: Wire) -> Iterator[Cause]:
 
 
 def _applied(item: Wire) -> Wire:
-    note = ((item.get("metadata") or {}).get("annotations") or {}).get(_LAST_APPLIED)
-    if not isinstance(note, str) or len(note) > _MAX_LAST_APPLIED:
+    note = ((item.get("metadata") or {}).get("annotations") or {}).get(LAST_APPLIED)
+    if not isinstance(note, str) or len(note) > MAX_LAST_APPLIED:
         return {}
     try:
         found = json.loads(note)
