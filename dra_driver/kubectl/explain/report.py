@@ -3,7 +3,7 @@
 Fields and codes are the output schema. Empty lists and texts are [] and "".
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import Any, Final, Literal
 
@@ -11,6 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from dra_driver.core.document import JsonDocument, camel
+from dra_driver.core.finding import Style, plain
 from dra_driver.core.text import counted, listed, one_line, wrapped
 
 
@@ -192,13 +193,6 @@ _MAX_REASONS: Final = 8
 _MAX_REQUESTS: Final = 6
 _MAX_NODES: Final = 6
 _MAX_DEVICES: Final = 200
-
-Style = Callable[[str, str], str]
-"""(text, kind) -> text with colours. The kinds are good, bad, head and dim."""
-
-
-def plain(text: str, _what: str) -> str:
-    return text
 
 
 def render(report: Explanation, style: Style = plain) -> str:

@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from dra_driver.core.document import JsonDocument, camel
 from dra_driver.core.errors import ConfigurationError, RetryableError
+from dra_driver.core.finding import Style, plain
 from dra_driver.core.text import counted, listed, one_line, wrapped
 from dra_driver.kube.devices import Wire
 from dra_driver.kube.state import ClusterState
 from dra_driver.kubectl.explain.queueing import held_back, workload_of
-from dra_driver.kubectl.explain.report import AddedNode, Answer, Explanation, Style, not_checked, plain
+from dra_driver.kubectl.explain.report import AddedNode, Answer, Explanation, not_checked
 from dra_driver.kubectl.explain.subject import allocation_of, is_deleted, name_of, namespace_of, spec_of, status_of
 
 Groups = Sequence[Sequence[Wire]]
