@@ -34,7 +34,6 @@ from dra_driver.kubectl.web.faults import of_gpu
 from dra_driver.kubectl.web.fleet import (
     NodeRow,
     SeenFleet,
-    clique_of,
     cliques_of,
     island_of,
     islands_of,
@@ -305,7 +304,7 @@ class Pages:
             chosen=chosen,
             past_problem=problem,
             island=island_of(found, fleet),
-            clique=clique_of(found, fleet),
+            clique=cliques_of(fleet).get(found.place.clique, []),
             numa=found.place.numa_text,
         )
 

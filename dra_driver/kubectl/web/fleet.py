@@ -240,17 +240,11 @@ def layouts_of(nodes: Iterable[NodeRow]) -> list[Layout]:
 
 
 def cliques_of(fleet: SeenFleet) -> dict[str, list[GpuRow]]:
-    """Return the GPUs of each clique of an NVLink fabric, by name of the clique."""
+    """Return the GPUs of each clique of an NVLink fabric, by name of the clique. It can span nodes."""
     found: dict[str, list[GpuRow]] = {}
     for gpu in (gpu for node in fleet.nodes for gpu in node.gpus if gpu.place.clique):
         found.setdefault(gpu.place.clique, []).append(gpu)
     return dict(sorted(found.items()))
-
-
-def clique_of(gpu: GpuRow, fleet: SeenFleet) -> list[GpuRow]:
-    """Return all GPUs of the fabric's clique, which can span nodes."""
-    clique = gpu.place.clique
-    return [each for node in fleet.nodes for each in node.gpus if each.place.clique == clique] if clique else []
 
 
 def _kind(gpus: Sequence[GpuRow]) -> str:

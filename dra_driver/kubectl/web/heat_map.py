@@ -14,8 +14,6 @@ from dra_driver.kubectl.usage.device_use import GpuMemory
 from dra_driver.kubectl.web.fleet import PARTITION, SHARE, WHOLE, GpuRow, NodeRow, natural
 
 MEASURES: Final = ("busy", "memory", "granted")
-GROUPS: Final = ("model", "pool", "none")
-ORDERS: Final = ("faults", "busy", "name")
 MAX_GPU_CELLS: Final = 20_000
 """Beyond, one cell stands for a node, so that a page has at most 20,000 cells."""
 IDLE_RATIO: Final = 0.05

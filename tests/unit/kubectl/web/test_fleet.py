@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from dra_driver.core.model.gpu_node import HealthWord, PublishedForm
 from dra_driver.kubectl.capacity import claims_of, place_of
 from dra_driver.kubectl.usage.device_use import ClaimDeviceUse
-from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, clique_of, island_of, islands_of, spots_of
+from dra_driver.kubectl.web.fleet import GpuRow, NodeRow, SeenFleet, cliques_of, island_of, islands_of, spots_of
 from dra_driver.kubectl.web.heat_map import shown_nodes
 from dra_driver.kubectl.web.rows import claim_views, uses_by_device
 from tests.unit.kubectl.web.objects import (
@@ -135,8 +135,11 @@ def test_a_clique_spans_nodes() -> None:
     both = placed("gpu-0", clique="a.1"), placed("gpu-1", clique="a.2")
     found = fleet_with(one=both, other=(placed("gpu-0", clique="a.1"), placed("gpu-1")))
     first, last = given(found.gpu("one", "gpu-0")), given(found.gpu("other", "gpu-1"))
-    assert [(gpu.node, gpu.name) for gpu in clique_of(first, found)] == [("one", "gpu-0"), ("other", "gpu-0")]
-    assert clique_of(last, found) == []
+    assert [(gpu.node, gpu.name) for gpu in cliques_of(found)[first.place.clique]] == [
+        ("one", "gpu-0"),
+        ("other", "gpu-0"),
+    ]
+    assert last.place.clique not in cliques_of(found)
 
 
 def test_numa_nodes_may_be_a_list_and_nonsense_is_nothing() -> None:
