@@ -5,7 +5,6 @@ While the API server is away, and after the Node object is deleted, the last kno
 that an annotation made.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -15,8 +14,6 @@ from msgspec import Struct, field
 
 from dra_driver.kube import paths
 from dra_driver.kube.reflector import ListWatch, Reflector, ReflectorChange
-
-log = logging.getLogger(__name__)
 
 THREAD_NAME: Final = "own-node"
 ANNOTATION_PREFIX: Final = "gpu.dra-driver.io/"
