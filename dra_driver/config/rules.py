@@ -71,6 +71,14 @@ def _cel_not_also(section: str, field: str) -> str:
     )
 
 
+def _needs_sharing(name: str, says: str = "belongs to") -> SchemaRule:
+    return SchemaRule(
+        f"{name} {says} a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or MPS",
+        f"self.strategy != 'Exclusive' || !has(self.{name})",
+        lambda it: it["strategy"] == "Exclusive" and _has(it, name),
+    )
+
+
 RULES: Final[Mapping[str, SchemaRule]] = {
     "time-slicing-without-mps": SchemaRule(
         "mpsConfig cannot be combined with strategy TimeSlicing",
@@ -87,35 +95,16 @@ RULES: Final[Mapping[str, SchemaRule]] = {
         "self.strategy == 'TimeSlicing' || !has(self.interval)",
         lambda it: it["strategy"] != "TimeSlicing" and _has(it, "interval"),
     ),
-    "max-shares-needs-sharing": SchemaRule(
-        "maxShares limits a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or MPS",
-        "self.strategy != 'Exclusive' || !has(self.maxShares)",
-        lambda it: it["strategy"] == "Exclusive" and _has(it, "maxShares"),
-    ),
-    "default-percent-needs-sharing": SchemaRule(
-        "defaultComputePercent belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose"
-        " TimeSlicing or MPS",
-        "self.strategy != 'Exclusive' || !has(self.defaultComputePercent)",
-        lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultComputePercent"),
-    ),
-    "reserved-memory-needs-sharing": SchemaRule(
-        "reservedMemory belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing"
-        " or MPS",
-        "self.strategy != 'Exclusive' || !has(self.reservedMemory)",
-        lambda it: it["strategy"] == "Exclusive" and _has(it, "reservedMemory"),
-    ),
+    "max-shares-needs-sharing": _needs_sharing("maxShares", "limits"),
+    "default-percent-needs-sharing": _needs_sharing("defaultComputePercent"),
+    "reserved-memory-needs-sharing": _needs_sharing("reservedMemory"),
     "mig-devices-need-sharing": SchemaRule(
         "migDevices belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing or"
         " MPS",
         "self.strategy != 'Exclusive' || !has(self.migDevices) || !self.migDevices",
         lambda it: it["strategy"] == "Exclusive" and it.get("migDevices") is True,
     ),
-    "default-share-needs-sharing": SchemaRule(
-        "defaultShare belongs to a shared GPU, and strategy Exclusive shares none: leave it out or choose TimeSlicing"
-        " or MPS",
-        "self.strategy != 'Exclusive' || !has(self.defaultShare)",
-        lambda it: it["strategy"] == "Exclusive" and _has(it, "defaultShare"),
-    ),
+    "default-share-needs-sharing": _needs_sharing("defaultShare"),
     "default-share-without-percent": SchemaRule(
         "defaultShare and defaultComputePercent both set the compute of a claim that requests none: remove"
         " defaultComputePercent",
