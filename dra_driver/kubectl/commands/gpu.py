@@ -7,7 +7,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.gpu_operation import Operation
 from dra_driver.kubectl.commands.drain import add_eviction, add_request, finish, say_for
 from dra_driver.kubectl.commands.source import client, kubeconfig_of
-from dra_driver.kubectl.drain import DrainReport, OperateOptions, operate, wait_at_most
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, operate, wait_at_most
 
 DESCRIPTION: Final = """\
 Change one GPU safely. The command drains the GPU and waits until it is free. The node process changes and verifies the
@@ -41,10 +41,9 @@ def run(args: argparse.Namespace) -> int:
     node, slash, gpu = args.target.partition("/")
     if not (node and slash and gpu):
         raise ConfigurationError(f"{args.target[:80]!r}: expected NODE/GPU, such as gpu-a/gpu-3")
-    options = OperateOptions(
-        node=node, gpu=gpu, driver=args.driver, operation=operation, evict=args.evict, force=args.force,
-        dry_run=args.dry_run,
-    )  # fmt: skip
+    options = DrainOptions(
+        node=node, driver=args.driver, gpus=(gpu,), evict=args.evict, force=args.force, dry_run=args.dry_run
+    )
     report = DrainReport(command="gpu", node=node, driver=args.driver, dry_run=args.dry_run)
     api, limit = client(kubeconfig_of(args)), wait_at_most(args.timeout)
-    return finish(args, report, lambda: operate(api, options, report, limit, say_for(args)))
+    return finish(args, report, lambda: operate(api, options, report, limit, say_for(args), operation=operation))

@@ -4,8 +4,6 @@ import secrets
 from collections.abc import Callable
 from typing import Final
 
-from msgspec import Struct
-
 from dra_driver.core.model.drain import DRAIN_ANNOTATION, DrainRequest
 from dra_driver.core.model.gpu_operation import (
     DONE_EVENT,
@@ -26,27 +24,14 @@ OPERATION_S: Final = 300.0
 """Seconds that a request gets in any case, regardless of the timeout: two resets, and a new session after each."""
 
 
-class OperateOptions(Struct, frozen=True, kw_only=True):
-    """``gpu`` is a UUID or a name such as ``gpu-3``."""
-
-    node: str
-    gpu: str
-    driver: str
-    operation: Operation
-    evict: bool = False
-    force: bool = False
-    dry_run: bool = False
-
-
-def operate(api: DrainApi, options: OperateOptions, report: DrainReport, patience: DrainWait, say: Say) -> None:
-    """Fill ``report``. Raises as `drain`; DrainFailedError with the node's reason when the operation failed."""
+def operate(
+    api: DrainApi, options: DrainOptions, report: DrainReport, patience: DrainWait, say: Say, *, operation: Operation
+) -> None:
+    """Free the only GPU of ``options`` and run the operation. Fill ``report``. Raises as `drain`; DrainFailedError with
+    the node's reason when the operation failed."""
     node = options.node
-    freed = DrainOptions(
-        node=node, driver=options.driver, gpus=(options.gpu,), evict=options.evict, force=options.force, detach=False,
-        dry_run=options.dry_run,
-    )  # fmt: skip
-    report.only = (options.gpu,)
-    run = DrainRun(api, freed, report, patience, say)
+    report.only = options.gpus
+    run = DrainRun(api, options, report, patience, say)
     check_rights(api, needed_rights(node, reads_events=True))
     before = DrainRequest.of(node_metadata(api, node).annotations.get(DRAIN_ANNOTATION))
     if not run.mark():
@@ -54,9 +39,9 @@ def operate(api: DrainApi, options: OperateOptions, report: DrainReport, patienc
     gpu = GpuUuid(report.gpus[0])
     run.await_taint()
     run.await_free()
-    request = OperationRequest(operation=options.operation, gpu=gpu, number=secrets.token_hex(4))
+    request = OperationRequest(operation=operation, gpu=gpu, number=secrets.token_hex(4))
     change_annotation(api, node, OPERATION_ANNOTATION, _with(request))
-    say(f"requested: {options.operation.phrase} of {gpu} (request {request.number})")
+    say(f"requested: {operation.phrase} of {gpu} (request {request.number})")
     result: dict[str, str] = {}
 
     def has_ended() -> bool:
@@ -79,7 +64,7 @@ def operate(api: DrainApi, options: OperateOptions, report: DrainReport, patienc
     if DONE_EVENT in result:
         say(result[DONE_EVENT])
     if not before.covers(gpu):
-        undrain(api, freed, report, patience, say)
+        undrain(api, options, report, patience, say)
     if FAILED_EVENT in result:
         raise DrainFailedError(result[FAILED_EVENT], reason="OperationFailed")
     report.result = "done"

@@ -9,7 +9,7 @@ from dra_driver.core.errors import ConfigurationError
 from dra_driver.core.model.drain import DRAIN_ANNOTATION
 from dra_driver.core.model.gpu_operation import OPERATION_ANNOTATION, Operation
 from dra_driver.kubectl.commands import gpu as command
-from dra_driver.kubectl.drain import DrainReport, OperateOptions, document_of, operate
+from dra_driver.kubectl.drain import DrainOptions, DrainReport, document_of, operate
 from dra_driver.kubectl.drain.gpu_request import OPERATION_S
 from dra_driver.kubectl.drain.run import DrainFailedError
 from dra_driver.kubectl.drain.view import DrainWait
@@ -21,7 +21,7 @@ class Request:
 
     def __init__(self, api: FakeApi, *, evict: bool = False) -> None:
         self.api, self.now = api, 0.0
-        self.options = OperateOptions(node=NODE, driver=DRIVER, gpu="gpu-1", operation=Operation.RESET, evict=evict)
+        self.options = DrainOptions(node=NODE, driver=DRIVER, gpus=("gpu-1",), evict=evict)
         self.report = DrainReport(command="gpu", node=NODE, driver=DRIVER)
         self.said: list[str] = []
 
@@ -30,7 +30,7 @@ class Request:
 
     def run(self) -> DrainReport:
         patience = DrainWait(20.0, lambda: self.now, self._sleep)
-        operate(self.api, self.options, self.report, patience, self.said.append)
+        operate(self.api, self.options, self.report, patience, self.said.append, operation=Operation.RESET)
         return self.report
 
 
