@@ -22,8 +22,6 @@ MAX_ENTRIES: Final = 64  # entries kept of each mapping, in order of their keys
 MAX_VALUE: Final = 1024
 """Characters kept of an annotation's value; the API server bounds all annotations of an object by 256 KiB."""
 
-_RUNTIME: Final = "containerRuntimeVersion"
-_KERNEL: Final = "kernelVersion"
 _EMPTY: Final[Mapping[str, str]] = MappingProxyType({})
 
 
@@ -42,16 +40,17 @@ class OwnNode(Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, item: Mapping[str, object]) -> "OwnNode":
-        """Read a Node object or the result of `slim_node`. Fields of a wrong type count as empty."""
-        metadata = _mapping(item, "metadata")
+        """Read a Node object. Fields of a wrong type count as empty."""
+        metadata, status = _mapping(item, "metadata"), _mapping(item, "status")
+        system = _mapping(status, "nodeInfo")
         return cls(
             name=str(metadata.get("name", "")),
             uid=str(metadata.get("uid", "")),
             annotations=_kept(_mapping(metadata, "annotations"), ANNOTATION_PREFIX),
             labels=_kept(_mapping(metadata, "labels"), NVIDIA_PREFIX),
-            allocatable=_kept(_mapping(_mapping(item, "status"), "allocatable"), NVIDIA_PREFIX),
-            runtime=str(_mapping(_mapping(item, "status"), "nodeInfo").get(_RUNTIME, ""))[:MAX_VALUE],
-            kernel=str(_mapping(_mapping(item, "status"), "nodeInfo").get(_KERNEL, ""))[:MAX_VALUE],
+            allocatable=_kept(_mapping(status, "allocatable"), NVIDIA_PREFIX),
+            runtime=str(system.get("containerRuntimeVersion", ""))[:MAX_VALUE],
+            kernel=str(system.get("kernelVersion", ""))[:MAX_VALUE],
         )
 
 
@@ -68,7 +67,7 @@ class OwnNodeWatch:
             paths.nodes(),
             f"metadata.name={name}",
             self.notice,
-            slim=slim_node,
+            slim=OwnNode.of,
             name=THREAD_NAME,
             place="own-node",
         )
@@ -101,7 +100,7 @@ class OwnNodeWatch:
     def notice(self, change: ReflectorChange) -> None:
         item = next(iter(self._reflector.items().values()), None) if change.kind == "listed" else change.item
         if item is not None and change.kind != "deleted":
-            self._update(OwnNode.of(item))
+            self._update(item)
         self._first.set()
 
     def _update(self, node: OwnNode) -> None:
@@ -112,16 +111,6 @@ class OwnNodeWatch:
             subscribers = tuple(self._subscribers)
         for callback in subscribers:
             callback()
-
-
-def slim_node(item: dict[str, object]) -> dict[str, object]:
-    metadata = _mapping(item, "metadata")
-    node = OwnNode.of(item)
-    names = {key: metadata[key] for key in ("name", "uid", "resourceVersion") if key in metadata}
-    return {
-        "metadata": {**names, "annotations": dict(node.annotations), "labels": dict(node.labels)},
-        "status": {"allocatable": dict(node.allocatable), "nodeInfo": {_RUNTIME: node.runtime, _KERNEL: node.kernel}},
-    }
 
 
 def _mapping(item: Mapping[str, object], key: str) -> Mapping[str, object]:

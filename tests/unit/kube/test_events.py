@@ -7,7 +7,7 @@ from typing import Any
 from dra_driver.core.errors import ForbiddenError, KubernetesApiError, NotFoundError
 from dra_driver.kube.events import MAX_PENDING, EventRecorder
 from dra_driver.kube.objects.core import ObjectReference
-from dra_driver.kube.own_node import MAX_ENTRIES, MAX_VALUE, OwnNode, OwnNodeWatch, slim_node
+from dra_driver.kube.own_node import MAX_ENTRIES, MAX_VALUE, OwnNode, OwnNodeWatch
 from dra_driver.kube.reflector import ReflectorChange
 
 NODE = ObjectReference(api_version="v1", kind="Node", name="node-a", uid="u")
@@ -132,7 +132,7 @@ def node(*, annotations: Any = None, labels: Any = None, allocatable: Any = None
 
 
 def modified(item: dict[str, Any]) -> ReflectorChange:
-    return ReflectorChange("modified", "node-a", slim_node(item))
+    return ReflectorChange("modified", "node-a", OwnNode.of(item))
 
 
 def test_only_fields_that_are_used_are_kept() -> None:
@@ -141,18 +141,15 @@ def test_only_fields_that_are_used_are_kept() -> None:
     item = node(annotations=annotations, labels=labels, allocatable={"nvidia.com/gpu": "8", "cpu": "64"})
     system = {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0", "bootID": "b"}
     item["status"]["nodeInfo"] = system
-    assert slim_node(item) == {
-        "metadata": {
-            **IDENTITY,
-            "annotations": {"gpu.dra-driver.io/detach": "why"},
-            "labels": {"nvidia.com/gpu.deploy.client": "true"},
-        },
-        "status": {
-            "allocatable": {"nvidia.com/gpu": "8"},
-            "nodeInfo": {"containerRuntimeVersion": "containerd://2.1.9", "kernelVersion": "6.1.0"},
-        },
-    }
-    assert OwnNode.of(slim_node(item)) == OwnNode.of(item)
+    assert OwnNode.of(item) == OwnNode(
+        name="node-a",
+        uid="u-1",
+        annotations={"gpu.dra-driver.io/detach": "why"},
+        labels={"nvidia.com/gpu.deploy.client": "true"},
+        allocatable={"nvidia.com/gpu": "8"},
+        runtime="containerd://2.1.9",
+        kernel="6.1.0",
+    )
 
 
 def test_hostile_objects_cost_no_memory_and_no_traceback() -> None:
@@ -182,7 +179,7 @@ def test_a_deleted_node_object_keeps_the_last_value() -> None:
     watch = OwnNodeWatch(NoApi(), "node-a")
     watch.notice(modified(node(annotations={"gpu.dra-driver.io/detach": "upgrade"})))
     before = watch.current()
-    watch.notice(ReflectorChange("deleted", "node-a", slim_node(node())))
+    watch.notice(ReflectorChange("deleted", "node-a", OwnNode.of(node())))
     watch.notice(ReflectorChange("listed"))
     assert watch.current() == before is not None
 
