@@ -98,16 +98,11 @@ class HttpPool:
         self._tls: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle).atexit = False  # for a client that is dropped without `clear`
 
-    def request(
-        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
-    ) -> HttpAnswer:
-        """Send a request and read the head of its answer; close the answer when done. Raises `TransportError`."""
-        return self.send(verb, target, headers, body, limits)()
-
     def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> Callable[[], HttpAnswer]:
-        """Send a request. The caller must call the result, which waits for the answer. Both raise `TransportError`."""
+        """Send a request. The caller must call the result, which reads the head of the answer; close the answer when
+        done. Both raise `TransportError`."""
         connection = self._idle_connection() or self._open(limits)
         connection.wire.limits = limits
         try:

@@ -21,7 +21,7 @@ def pool(server: ScriptedServer) -> HttpPool:
 
 
 def body(found: HttpPool, verb: str = "GET", limit: int = 1000, limits: RequestLimits = LIMITS) -> bytes:
-    answer = found.request(verb, "/x", {}, None, limits)
+    answer = found.send(verb, "/x", {}, None, limits)()
     data = b""
     try:
         while more := answer.read_some(limit):
@@ -140,7 +140,7 @@ def test_answer_that_breaks_off_is_an_error_of_its_own(wire: bytes) -> None:
 
 def test_unfinished_answer_ends_its_connection() -> None:
     with raw(OK + b"Content-Length: 5\r\n\r\nhel", SECOND) as found:
-        answer = found.request("GET", "/x", {}, None, LIMITS)
+        answer = found.send("GET", "/x", {}, None, LIMITS)()
         assert answer.read_some(3) == b"hel"
         answer.close()
         assert body(found) == b"again"
@@ -148,7 +148,7 @@ def test_unfinished_answer_ends_its_connection() -> None:
 
 def test_interrupt_of_a_closed_answer_does_not_reach_the_next() -> None:
     with raw(OK + b"Content-Length: 0\r\n\r\n", SECOND) as found:
-        answer = found.request("GET", "/x", {}, None, LIMITS)
+        answer = found.send("GET", "/x", {}, None, LIMITS)()
         assert answer.read_some(3) == b""
         answer.close()
         answer.interrupt()
@@ -157,7 +157,7 @@ def test_interrupt_of_a_closed_answer_does_not_reach_the_next() -> None:
 
 def test_header_names_are_in_lower_case_and_values_trimmed() -> None:
     with raw(OK + b"RETRY-After:  5 \r\nContent-Length: 0\r\n\r\n") as found:
-        answer = found.request("GET", "/x", {}, None, LIMITS)
+        answer = found.send("GET", "/x", {}, None, LIMITS)()
         assert answer.headers["retry-after"] == "5"
         answer.close()
 
@@ -186,9 +186,9 @@ def test_a_target_cannot_add_a_line_to_the_request(target: str) -> None:
     with ScriptedServer(lambda x: x.json({})) as server:
         found = pool(server)
         with pytest.raises(TransportError, match="character"):
-            found.request("GET", target, {}, None, LIMITS)
+            found.send("GET", target, {}, None, LIMITS)()
         with pytest.raises(TransportError, match="character"):
-            found.request("GET", "/", {"authorization": "Bearer a\r\nX: y"}, None, LIMITS)
+            found.send("GET", "/", {"authorization": "Bearer a\r\nX: y"}, None, LIMITS)()
         assert server.requests == []
 
 
@@ -211,7 +211,7 @@ def plain_listener() -> Iterator[int]:
 def test_a_server_without_tls_is_named_as_such(plain_listener: int) -> None:
     found = HttpPool(HttpServer(host="127.0.0.1", port=plain_listener, path="", make_tls=ssl.create_default_context))
     with pytest.raises(TransportError, match="cannot begin TLS") as caught:
-        found.request("GET", "/", {}, None, LIMITS)
+        found.send("GET", "/", {}, None, LIMITS)()
     assert caught.value.hint == "check the CA certificate"
 
 
@@ -224,12 +224,12 @@ def test_no_more_connections_are_kept_than_asked_for() -> None:
 
     with ScriptedServer(script) as server:
         found = pool(server)
-        answers = [found.request("GET", "/", {}, None, LIMITS) for _ in range(6)]
+        answers = [found.send("GET", "/", {}, None, LIMITS)() for _ in range(6)]
         for answer in answers:
             answer.read_some(100)
             assert answer.read_some(100) == b""
             answer.close()
-        for answer in [found.request("GET", "/", {}, None, LIMITS) for _ in range(6)]:
+        for answer in [found.send("GET", "/", {}, None, LIMITS)() for _ in range(6)]:
             answer.close()
         found.clear(for_good=True)
     assert len(ports) == 8
