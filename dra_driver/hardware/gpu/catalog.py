@@ -59,7 +59,6 @@ class MigTable(Struct, frozen=True, kw_only=True):
 
     compute_slices: int
     memory_slices: int
-    max_devices: int
     resetless: bool
     profiles: tuple[CatalogProfile, ...]
 
@@ -90,12 +89,11 @@ class GpuModel(Struct, frozen=True, kw_only=True, rename=_MODEL_WIRE):
 
     key: str
     product_name: str
-    brand: str
+    brand: str = "Nvidia"
     architecture: str
     cuda_compute_capability: tuple[int, int]
     memory_mib: int | None
     reserved_mib: int | None = None
-    multiprocessors: int | None
     pci_device_id: int
     addressing_mode: str | None
     mig: MigTable | None = None
@@ -105,7 +103,6 @@ class GpuModel(Struct, frozen=True, kw_only=True, rename=_MODEL_WIRE):
 class _Geometry(Struct, rename="camel"):
     compute_slices: int
     memory_slices: int
-    max_devices: int
     profiles: dict[int, dict[str, object]]
 
 
@@ -167,7 +164,6 @@ def _table(entry: _MigTable, geometry: _Geometry) -> MigTable:
     return MigTable(
         compute_slices=geometry.compute_slices,
         memory_slices=geometry.memory_slices,
-        max_devices=geometry.max_devices,
         resetless=entry.resetless,
         profiles=convert(tuple(rows), tuple[CatalogProfile, ...]),
     )
