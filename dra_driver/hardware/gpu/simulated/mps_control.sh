@@ -1,6 +1,6 @@
 #!/bin/sh
 # nvidia-cuda-mps-control of a simulated driver. It shares no GPU; it keeps the files and settings of the real one.
-#   -d  starts the daemon in the background      -f  is the daemon, in the foreground, until SIGTERM or quit
+#   -f  is the daemon, in the foreground, until SIGTERM or quit
 #   without arguments: reads commands for the running daemon from standard input, answers on standard output
 # CUDA_MPS_PIPE_DIRECTORY and CUDA_MPS_LOG_DIRECTORY must name existing folders. One daemon per pipe directory: a second
 # one is refused. While it runs, the pipe directory holds nvidia-cuda-mps-control.pid, control, control_lock, log and,
@@ -111,25 +111,6 @@ daemon() {
     done
 }
 
-background() {
-    refuse_second
-    if struck mps-fail; then
-        say 'Failed to start the MPS control daemon: a test made it fail.'
-        exit 1
-    fi
-    "$0" -f </dev/null >/dev/null 2>&1 &
-    child=$!
-    tries=100
-    while [ "$((tries -= 1))" -gt 0 ]; do
-        running && [ "$pid" = "$child" ] && { [ -e "$pipe/control" ] || struck mps-never-ready; } && exit 0
-        kill -0 "$child" 2>/dev/null || break
-        sleep 0.1
-    done
-    running && exit 0
-    say 'The MPS control daemon did not start.'
-    exit 1
-}
-
 percentage() {
     case "$1" in '' | *[!0-9.]* | *.*.*) return 1 ;; esac
     whole=${1%%.*}
@@ -163,7 +144,7 @@ ask() {
             quantity "${3:-}" || { printf 'Invalid memory limit: %s\n' "${3:-}"; return 1; }
             printf '%s\n' "$3" >"$pipe/stub/memory-$2"
             ;;
-        get_server_list | get_device_client_list | ps) ;;
+        get_server_list) ;;
         quit)
             kill -TERM "$pid" 2>/dev/null
             for _ in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30; do
@@ -204,10 +185,9 @@ for folder in "$pipe" "$logs"; do
 done
 case "$#:${1:-}" in
     0:) client ;;
-    1:-d) background ;;
     1:-f) daemon "$@" ;;
     *)
-        say 'Usage: nvidia-cuda-mps-control [-d | -f]'
+        say 'Usage: nvidia-cuda-mps-control [-f]'
         exit 1
         ;;
 esac

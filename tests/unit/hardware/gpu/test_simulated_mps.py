@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -46,6 +45,7 @@ class Mps:
             "CUDA_MPS_LOG_DIRECTORY": str(self.logs),
             "CUDA_VISIBLE_DEVICES": "GPU-a,GPU-b",
         }
+        self.daemons: list[subprocess.Popen[bytes]] = []
 
     def run(self, *arguments: str, stdin: str = "") -> tuple[int, str]:
         done = subprocess.run(
@@ -63,8 +63,14 @@ class Mps:
     def ask(self, command: str) -> tuple[int, str]:
         return self.run(stdin=f"{command}\n")
 
-    def foreground(self) -> "subprocess.Popen[bytes]":
-        return subprocess.Popen([*self.command, "-f"], env=self.environment, stdin=subprocess.DEVNULL)
+    def start(self) -> "subprocess.Popen[bytes]":
+        """A daemon that accepts commands."""
+        daemon = subprocess.Popen([*self.command, "-f"], env=self.environment, stdin=subprocess.DEVNULL)
+        self.daemons.append(daemon)
+        deadline = time.monotonic() + LIMIT_S
+        while not until(self.pid() == daemon.pid and (self.pipe / "control").exists()):
+            assert time.monotonic() < deadline
+        return daemon
 
     def pid(self) -> int | None:
         file = self.pipe / "nvidia-cuda-mps-control.pid"
@@ -85,18 +91,15 @@ def until(condition: bool) -> bool:
 def mps(shell: list[str], tmp_path: Path) -> Iterator[Mps]:
     stub = Mps(tmp_path, shell)
     yield stub
-    pid = stub.pid()
-    if pid is not None:
-        os.kill(pid, signal.SIGTERM)
+    for daemon in stub.daemons:
+        daemon.terminate()
+        daemon.wait(LIMIT_S)
 
 
-def test_a_background_daemon_answers_keeps_its_settings_and_quits(mps: Mps) -> None:
+def test_a_daemon_answers_keeps_its_settings_and_quits(mps: Mps) -> None:
     """The whole life that NVIDIA's own driver gives it: start, two defaults, quit."""
     assert mps.ask("get_server_list") == (1, "Cannot find MPS control daemon process\n")
-    assert mps.run("-d") == (0, "")
-    pid = mps.pid()
-    assert pid is not None
-    assert (mps.pipe / "control").exists()
+    mps.start()
     assert mps.ask("get_default_active_thread_percentage") == (0, "100.0\n")
     assert mps.ask("set_default_active_thread_percentage 30") == (0, "30.0\n")
     assert mps.ask("get_default_active_thread_percentage") == (0, "30.0\n")
@@ -135,25 +138,19 @@ def test_a_background_daemon_answers_keeps_its_settings_and_quits(mps: Mps) -> N
 )
 def test_a_wrong_command_is_refused(mps: Mps, command: str, answer: str) -> None:
     """Silence would let a wrong limit pass for one that is enforced."""
-    mps.run("-d")
+    mps.start()
     assert mps.ask(command) == (1, f"{answer}\n")
 
 
 def test_one_daemon_per_pipe_directory(mps: Mps) -> None:
     """Two would share a GPU's compute mode and each other's limits."""
-    mps.run("-d")
-    pid = mps.pid()
-    for how in ("-d", "-f"):
-        assert mps.run(how) == (1, f"An instance of this daemon is already running (pid {pid}).\n")
+    pid = mps.start().pid
+    assert mps.run("-f") == (1, f"An instance of this daemon is already running (pid {pid}).\n")
     assert mps.pid() == pid
 
 
-def test_a_foreground_daemon_ends_on_sigterm_and_leaves_nothing(mps: Mps) -> None:
-    daemon = mps.foreground()
-    deadline = time.monotonic() + LIMIT_S
-    while not until((mps.pipe / "control").exists()):
-        assert time.monotonic() < deadline
-    assert mps.pid() == daemon.pid
+def test_a_daemon_ends_on_sigterm_and_leaves_nothing(mps: Mps) -> None:
+    daemon = mps.start()
     daemon.terminate()
     assert daemon.wait(LIMIT_S) == 0
     assert list(mps.pipe.iterdir()) == []
@@ -181,13 +178,12 @@ def test_a_daemon_that_ends_while_it_is_looked_for_is_not_running(mps: Mps) -> N
 def test_what_a_killed_daemon_leaves_does_not_stop_the_next(mps: Mps) -> None:
     """kill -9, an OOM kill or a reboot: the pid file names no process, or another one."""
     for left in (str(os.getpid()), "", "4194304"):
-        mps.run("-d")
-        pid = mps.pid()
-        assert pid is not None
-        os.kill(pid, signal.SIGKILL)
+        daemon = mps.start()
+        daemon.kill()
+        daemon.wait(LIMIT_S)
         (mps.pipe / "nvidia-cuda-mps-control.pid").write_text(left and f"{left}\n")
         assert mps.ask("get_server_list")[0] == 1
-        assert mps.run("-d") == (0, "")
+        mps.start()
         assert mps.ask("quit")[0] == 0
 
 
