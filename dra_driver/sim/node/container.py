@@ -138,7 +138,7 @@ def extended_cdi_names(container: Wire, status: Wire, devices: Sequence[DeviceRe
 
 
 def _of_request(devices: Sequence[DeviceResponse], request: str) -> list[str]:
-    found = (device for device in devices if not request or not device.request_names or request in device.request_names)
+    found = (device for device in devices if not request or not device.requests or request in device.requests)
     return [name for device in found for name in device.cdi_ids]
 
 

@@ -9,11 +9,12 @@ from pathlib import Path
 from time import monotonic
 from typing import Any, Final
 
+from msgspec.structs import asdict
+
 from dra_driver.conformance import plugin as registry
-from dra_driver.conformance.plugin import DRA_SERVICES, ClaimKey, Plugin, PluginInfo, PrepareAnswer
+from dra_driver.conformance.plugin import DRA_SERVICES, Plugin, PluginInfo, PrepareAnswer
 from dra_driver.conformance.values import TimeLimits
 from dra_driver.core.backoff import Backoff
-from dra_driver.core.convert import convert
 from dra_driver.core.errors import RetryableError
 from dra_driver.core.unix_grpc import CallError
 from dra_driver.core.worker import Worker
@@ -47,12 +48,12 @@ class DraPlugin:
     def prepare(self, claims: Sequence[NodeClaim]) -> dict[str, PrepareAnswer]:
         """Call NodePrepareResources; returns the answer per claim UID. Raises RetryableError if the call fails."""
         with _translated("NodePrepareResources"):
-            return self._plugin.prepare(convert(claims, list[ClaimKey], from_attributes=True))
+            return self._plugin.prepare(claims)
 
     def unprepare(self, claims: Sequence[NodeClaim]) -> dict[str, str]:
         """Call NodeUnprepareResources; returns an error or "" per UID. Raises RetryableError if the call fails."""
         with _translated("NodeUnprepareResources"):
-            return self._plugin.unprepare(convert(claims, list[ClaimKey], from_attributes=True))
+            return self._plugin.unprepare(claims)
 
     def close(self) -> None:
         """Close the connection and stop the health thread (5 s). Idempotent."""
@@ -293,14 +294,4 @@ class DraManager:
 
 
 def _devices(driver: str, answer: PrepareAnswer) -> tuple[DeviceResponse, ...]:
-    return tuple(
-        DeviceResponse(
-            driver=driver,
-            request_names=device.requests,
-            pool=device.pool,
-            device=device.device,
-            cdi_ids=device.cdi_ids,
-            share_id=device.share_id or "",
-        )
-        for device in answer.devices
-    )
+    return tuple(DeviceResponse(driver=driver, **asdict(device)) for device in answer.devices)

@@ -15,30 +15,23 @@ from typing import Any, Final
 from msgspec import Struct, field, json
 from msgspec.structs import replace
 
+from dra_driver.conformance.plugin import AnsweredDevice, ClaimKey
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import RetryableError, StorageError
 from dra_driver.core.files import replace_file
 from dra_driver.sim.apiserver.jsonvalue import Obj, entries
 
 
-class NodeClaim(Struct, frozen=True, kw_only=True):
+class NodeClaim(ClaimKey, frozen=True, kw_only=True):
     """A claim that a pod on this node uses; ``drivers`` are those with results in its allocation."""
 
-    namespace: str
-    name: str
-    uid: str
     drivers: tuple[str, ...]
 
 
-class DeviceResponse(Struct, frozen=True, kw_only=True):
-    """One device of a driver's response. ``share_id`` is "" for a device that is not shared."""
+class DeviceResponse(AnsweredDevice, frozen=True, kw_only=True):
+    """One device of a driver's response."""
 
     driver: str
-    request_names: tuple[str, ...]
-    pool: str
-    device: str
-    cdi_ids: tuple[str, ...]
-    share_id: str = ""
 
 
 class ClaimInfo(Struct):
@@ -208,7 +201,7 @@ def resources_status(container: Obj, devices: Mapping[str, Sequence[DeviceRespon
         name = f"claim:{item['name']}/{request}" if request else f"claim:{item['name']}"
         resources: dict[str, Obj] = {}
         for device in devices.get(item["name"], ()):
-            if request and device.request_names and request not in {r.split("/")[0] for r in device.request_names}:
+            if request and device.requests and request not in {r.split("/")[0] for r in device.requests}:
                 continue
             identity = device.cdi_ids[0] if device.cdi_ids else f"{device.driver}/{device.pool}/{device.device}"
             seen = health.of(device.driver, (device.pool, device.device))

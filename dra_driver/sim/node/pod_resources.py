@@ -57,7 +57,7 @@ def answer_of(pods: Sequence[Obj], state: KubeletState) -> Any:
                         driver_name=each.driver,
                         pool_name=each.pool,
                         device_name=each.device,
-                        share_id=each.share_id or None,
+                        share_id=each.share_id,
                     )
     return answer
 
@@ -69,4 +69,4 @@ def _of_container(
         local, request = reference["name"], reference.get("request", "")
         if local in claims:
             devices = state.devices_of(namespace, claims[local])
-            yield local, [each for each in devices if not request or request in each.request_names]
+            yield local, [each for each in devices if not request or request in each.requests]

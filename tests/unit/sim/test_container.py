@@ -146,7 +146,7 @@ def test_what_a_runtime_would_refuse_is_refused(tmp_path: Path, edits: dict[str,
 
 
 def _device(name: str, *requests: str) -> DeviceResponse:
-    return DeviceResponse(driver="d", request_names=requests, pool="p", device=name, cdi_ids=(f"id-{name}",))
+    return DeviceResponse(driver="d", requests=requests, pool="p", device=name, cdi_ids=(f"id-{name}",))
 
 
 @pytest.mark.parametrize(
@@ -233,8 +233,8 @@ def test_the_kubelet_tells_the_devices_of_running_containers(tmp_path: Path) -> 
     state.add_user(NodeClaim(namespace="team", name="c", uid="u", drivers=(DRIVER,)), UID)
     fields: dict[str, Any] = {"driver": DRIVER, "pool": "n/p", "cdi_ids": ()}
     devices = (
-        DeviceResponse(request_names=("a",), device="gpu-0", share_id="s0", **fields),
-        DeviceResponse(request_names=("b",), device="gpu-1", **fields),
+        DeviceResponse(requests=("a",), device="gpu-0", share_id="s0", **fields),
+        DeviceResponse(requests=("b",), device="gpu-1", **fields),
     )
     state.set_prepared("u", DRIVER, devices)
     containers: list[Obj] = [

@@ -10,7 +10,7 @@ from dra_driver.core.errors import RetryableError, StorageError
 from dra_driver.sim.node.kubelet_state import DeviceResponse, HealthCache, KubeletState, NodeClaim, resources_status
 from tests.harness.raising import fails
 
-DEVICE = DeviceResponse(driver="d", request_names=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
+DEVICE = DeviceResponse(driver="d", requests=("r",), pool="p", device="gpu-0", cdi_ids=("k=a", "k=b"))
 
 
 def claim(uid: str = "u1", name: str = "c") -> NodeClaim:
@@ -109,7 +109,7 @@ def test_the_end_of_a_stream_forgets_its_driver_alone(world: World) -> None:
 
 def device(name: str, request: str = "gpu", cdi: str = "") -> DeviceResponse:
     ids = (cdi,) if cdi else ()
-    return DeviceResponse(driver="d", request_names=(request,), pool="p", device=name, cdi_ids=ids)
+    return DeviceResponse(driver="d", requests=(request,), pool="p", device=name, cdi_ids=ids)
 
 
 def test_the_status_names_devices_by_their_first_cdi_id_and_each_once(world: World) -> None:
