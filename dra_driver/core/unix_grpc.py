@@ -1,11 +1,9 @@
 """gRPC over a unix socket as the kubelet speaks it, with a limit on time and size of every answer: 4 MiB per message,
 gRPC's default (google.golang.org/grpc clientconn.go, server.go defaultServerMaxReceiveMessageSize)."""
 
-import socket
 import threading
 from collections.abc import Callable
 from math import inf
-from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -17,22 +15,6 @@ from dra_driver.core.text import cut, printable
 
 MAX_MESSAGE_BYTES: Final = 4 * 2**20
 MAX_TEXT: Final = 300  # characters of a subject's text that go into a message
-
-
-CONNECT_S: Final = 2.0
-
-
-def is_served(path: Path | str, timeout_s: float = CONNECT_S) -> bool:
-    """Return whether a process accepts connections at the socket; also for a refused permission or a full queue."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(timeout_s)
-        try:
-            probe.connect(str(path))
-        except (PermissionError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 class Service(Struct, frozen=True):

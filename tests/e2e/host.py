@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from dra_driver.core.files import is_served
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.mig import parse_partition_name
 from dra_driver.hardware.gpu.backend import ComputeMode
@@ -22,7 +23,6 @@ from dra_driver.hardware.sharing.mps_files import MpsFolders
 from dra_driver.node.policy.folder import read_folder
 from dra_driver.node.policy.policy_set import read_set
 from dra_driver.node.policy.resolve import resolve
-from dra_driver.node.process.sockets import is_served
 from dra_driver.node.slices import build_devices, features
 from dra_driver.node.slices.api import RestSlicesApi
 from dra_driver.sim.apiserver.jsonvalue import Obj, dig

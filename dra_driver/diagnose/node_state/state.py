@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import DraError
+from dra_driver.core.files import is_served
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi import CdiNames
@@ -18,7 +19,6 @@ from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.memory import own_mounts
 from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsFolders
 from dra_driver.node.claims import inspection
-from dra_driver.node.process.sockets import is_served
 
 
 class Places(Struct, frozen=True, kw_only=True):

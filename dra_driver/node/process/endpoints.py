@@ -22,9 +22,11 @@ import grpc
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.files import is_served
 from dra_driver.core.telemetry import metrics
+from dra_driver.core.unix_grpc import CallError, Peer, Service
 from dra_driver.node.process.server import Method, UnixServer, generic_handler
-from dra_driver.node.process.sockets import SocketPaths, is_served
+from dra_driver.node.process.sockets import SocketPaths
 
 log = logging.getLogger(__name__)
 
@@ -194,22 +196,11 @@ def socket_problems(paths: SocketPaths) -> list[str]:
     found = []
     if not is_served(paths.dra):
         found.append(f"nothing accepts connections on {paths.dra}")
+    registration = Peer(str(paths.registration), fails_fast=True)
     try:
-        get_info(paths)
-    except grpc.RpcError as error:
+        registration.call(Service(pb, "Registration"), "GetInfo", pb.InfoRequest(), TIMEOUT_S)
+    except CallError as error:
         found.append(f"no answer to GetInfo on {paths.registration}: {error}")
+    finally:
+        registration.close()
     return found
-
-
-def get_info(paths: SocketPaths) -> pb.PluginInfo:
-    # The default subchannel pool is process-wide; with a local one nothing outlives the probe.
-    with grpc.insecure_channel(
-        f"unix:{paths.registration}", options=[("grpc.use_local_subchannel_pool", 1)]
-    ) as channel:
-        call = channel.unary_unary(
-            "/pluginregistration.Registration/GetInfo",
-            request_serializer=pb.InfoRequest.SerializeToString,
-            response_deserializer=pb.PluginInfo.FromString,
-        )
-        info: pb.PluginInfo = call(pb.InfoRequest(), timeout=TIMEOUT_S)
-        return info

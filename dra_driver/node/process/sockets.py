@@ -13,7 +13,6 @@ before handlers run, replace the socket of a living process, and remove a succes
 import base64
 import hashlib
 import os
-import socket
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
@@ -22,9 +21,9 @@ from pathlib import Path
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.files import is_served
 
 MAX_PATH_BYTES = 107
-_CONNECT_TIMEOUT_S = 1.0
 
 
 class SocketPaths(Struct, frozen=True, kw_only=True):
@@ -111,19 +110,6 @@ def check_free(path: Path) -> None:
                 f"another process already serves {path}: stop it first, or give each process its own --pod-uid (two"
                 " drivers of one name on a node would allocate the same devices twice)"
             )
-
-
-def is_served(path: Path) -> bool:
-    """Return whether a process accepts connections on the socket ``path``."""
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(_CONNECT_TIMEOUT_S)
-        try:
-            probe.connect(str(path))
-        except TimeoutError:
-            return True  # a process listens, with a full backlog
-        except OSError:
-            return False
-    return True
 
 
 def remove_dead(directory: Path, pattern: str) -> list[Path]:

@@ -13,9 +13,10 @@ import grpc
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.files import is_served
 from dra_driver.node.process.endpoints import Registration
 from dra_driver.node.process.server import RETIREMENT_S, UnixServer
-from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, is_served, remove_dead
+from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, remove_dead
 from tests.contract.node.process.conftest import DRIVER, Plugin
 from tests.fakes.kubelet import DraClient, dial, register
 from tests.harness.raising import fails
