@@ -58,6 +58,15 @@ def read_plain(path: Path | str, most: int) -> bytes:
         return file.read(most)
 
 
+def read_start(path: Path | str, limit: int) -> str | None:
+    """At most ``limit`` characters of a file of the kernel; None when it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:  # noqa: PTH123 - twice as fast as Path
+            return file.read(limit)
+    except OSError:
+        return None
+
+
 class ChangedFile:
     """Reads a small file that another process replaces, when it has changed. Of one thread."""
 

@@ -11,6 +11,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
+from dra_driver.core.files import read_start
 
 CRI_SOCKETS: Final = (
     "/run/containerd/containerd.sock",
@@ -83,11 +84,8 @@ _VERSION: Final = re.compile(r"v?(\d{1,4})\.(\d{1,4})")
 
 def text(path: str) -> str | None:
     """The file's text, at most 1 MiB, without white space at its ends; None if unreadable."""
-    try:
-        with Path(path).open("rb") as file:
-            return file.read(MAX_BYTES).decode("utf-8", "replace").strip("\0\n ")
-    except OSError:
-        return None
+    found = read_start(path, MAX_BYTES)
+    return found if found is None else found.strip("\0\n ")
 
 
 def names(folder: str) -> list[str] | None:

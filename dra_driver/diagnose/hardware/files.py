@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.files import read_start
 from dra_driver.core.finding import Finding, Status
 from dra_driver.diagnose.hardware import mounts
 from dra_driver.diagnose.hardware.child import Task
@@ -147,11 +148,7 @@ def _char_links(folder: Path) -> dict[str, str]:
 
 
 def _text(path: Path | str, limit: int = _MAX_FILE) -> str:
-    try:
-        with Path(path).open(encoding="utf-8", errors="replace") as file:
-            return file.read(limit)
-    except OSError:
-        return ""
+    return read_start(path, limit) or ""
 
 
 HELPER: Final = "nvidia-modprobe"

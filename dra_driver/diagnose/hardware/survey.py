@@ -21,6 +21,7 @@ from msgspec import Struct
 
 from dra_driver import __version__
 from dra_driver.core.errors import ConfigurationError
+from dra_driver.core.files import read_start
 from dra_driver.diagnose.hardware.child import ChosenGpu, Task
 from dra_driver.diagnose.hardware.nvml_session import opened
 from dra_driver.diagnose.hardware.values import Facts, HardwareCheck, Topics, survey_gpus
@@ -98,10 +99,7 @@ def _status(field: str) -> str:
 
 
 def _text(path: str) -> str:
-    try:
-        return Path(path).read_text("utf-8", "replace").strip("\0\n ")
-    except OSError:
-        return ""
+    return (read_start(path, 1 << 16) or "").strip("\0\n ")
 
 
 SCAN_S: Final = 5.0

@@ -13,6 +13,7 @@ from typing import NoReturn
 from msgspec import Struct
 
 from dra_driver.core.errors import DeviceLostError, DriverUnavailableError
+from dra_driver.core.files import read_start
 from dra_driver.core.model.ids import ClaimUid
 from dra_driver.hardware.cdi.hook import CdiHook, base_hooks, create_symlinks
 from dra_driver.hardware.cdi.libraries import ALIASES, MPS_PROGRAMS, DriverFiles, Library
@@ -27,7 +28,6 @@ from dra_driver.hardware.device_nodes.numbers import (
     expected_numbers,
     kind_of,
     mig_minors,
-    read_start,
 )
 from dra_driver.hardware.driver_root.root import DriverRoot
 

@@ -18,6 +18,7 @@ from typing import Final
 from msgspec import Struct
 
 from dra_driver.core.errors import DriverUnavailableError
+from dra_driver.core.files import read_start
 
 _LINE = re.compile(r"\s*(\d{1,10})\s+(\S+)")
 _MINORS_LIMIT: Final = 4 << 20  # 32 GPUs with 135 lines of some 25 characters are 110 kB
@@ -38,15 +39,6 @@ def registered_names(text: str) -> dict[int, str]:
     for major, name in _registered(text):
         found.setdefault(major, name)
     return found
-
-
-def read_start(path: str, limit: int) -> str | None:
-    """At most ``limit`` ASCII characters of a file of the kernel; None when it cannot be read."""
-    try:
-        with open(path, encoding="ascii", errors="replace") as file:  # noqa: PTH123 - twice as fast as Path
-            return file.read(limit)
-    except OSError:
-        return None
 
 
 def mig_minors(proc_driver: str) -> dict[str, int]:

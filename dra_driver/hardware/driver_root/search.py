@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from dra_driver.core.errors import CommandError, DriverUnavailableError
+from dra_driver.core.files import read_start
 from dra_driver.hardware.driver_root.root import DriverRoot, resolve
 
 log = logging.getLogger(__name__)
@@ -274,8 +275,4 @@ def _is_tegra(root: str) -> bool:
     release, family = (root + path for path in _TEGRA_FILES)
     if os.path.isfile(release):  # noqa: PTH113
         return True
-    try:
-        with open(family, encoding="ascii", errors="replace") as file:  # noqa: PTH123
-            return file.read(64).lower().startswith("tegra")
-    except OSError:
-        return False
+    return (read_start(family, 64) or "").lower().startswith("tegra")

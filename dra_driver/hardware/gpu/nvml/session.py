@@ -25,7 +25,7 @@ import pynvml
 from msgspec import Struct
 
 from dra_driver.core.errors import DetachedError, DriverUnavailableError
-from dra_driver.hardware.device_nodes.numbers import read_start
+from dra_driver.core.files import read_start
 from dra_driver.hardware.driver_root.search import find_library, unsupported
 from dra_driver.hardware.gpu.nvml.errors import describe, driver_call
 
