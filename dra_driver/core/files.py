@@ -44,7 +44,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = 
             temporary.unlink(missing_ok=True)
         raise
     if durable:
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     return status
 
 
@@ -175,7 +175,7 @@ def is_served(path: Path | str, timeout_s: float = 1.0) -> bool:
     return True
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path | str) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

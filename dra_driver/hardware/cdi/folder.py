@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from dra_driver.core.errors import StorageError
-from dra_driver.core.files import read_plain
+from dra_driver.core.files import read_plain, sync_folder
 
 FileIdentity = tuple[int, int, int, int, int, int]
 """Device, inode, mode, size, time of the last write, and of the last change of content or attributes."""
@@ -49,11 +49,7 @@ class Files:
         os.replace(source, target)  # noqa: PTH105
 
     def sync_folder(self, folder: str) -> None:
-        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        sync_folder(folder)
 
     def read(self, path: str, limit: int) -> bytes | None:
         """At most ``limit`` bytes of a plain file; None for anything else."""
