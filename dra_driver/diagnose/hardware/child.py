@@ -10,13 +10,15 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Mapping
 from importlib import import_module
 from types import FrameType
-from typing import Final
+from typing import Any, Final
 
 from msgspec import Struct, field
+from msgspec.json import encode
 
 from dra_driver.core.convert import decode_json
 from dra_driver.core.errors import ConfigurationError, DraError
@@ -75,12 +77,32 @@ def own_module(name: str) -> list[str]:
     return [sys.executable, "-P", "-m", f"dra_driver.diagnose.hardware.{name}"]
 
 
+def ask(name: str, request: Struct, within_s: float, **options: Any) -> dict[str, Any]:
+    """Run a module of this package with ``request`` on stdin; return its line of JSON, or ``error``. ``options`` go
+    to `subprocess.run`."""
+    try:
+        done = subprocess.run(
+            own_module(name), input=encode(request), capture_output=True, timeout=within_s, check=False, **options
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"no end within {within_s:.0f} s", "hangs": True}
+    except (OSError, subprocess.SubprocessError) as error:
+        return {"error": f"cannot start: {error}"}
+    try:
+        answer = json.loads(done.stdout.splitlines()[-1])
+    except (ValueError, IndexError):
+        printed = " ".join((done.stdout + done.stderr).decode("utf-8", "replace").split())
+        return {"error": f"ended with status {done.returncode}: {printed[-_MAX_PRINTED:]}"}
+    return answer if isinstance(answer, dict) else {"error": f"printed {answer!r:.80}"}
+
+
 def say(document: Mapping[str, object]) -> int:
     """Print a JSON line for the parent; return the exit status 0."""
     os.write(1, json.dumps(document, default=str).encode() + b"\n")
     return 0
 
 
+_MAX_PRINTED: Final = 400
 MAX_BYTES: Final = 16 << 20
 """Limit of one reading: a node with 16 GPUs needs less than 2 MiB."""
 NAME_BYTES: Final = 96

@@ -13,13 +13,11 @@ from functools import partial, wraps
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from dra_driver.core.errors import CommandError, DriverUnavailableError
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.model.gpu import Gpu
 from dra_driver.core.model.ids import GpuUuid
-from dra_driver.diagnose.hardware.child import Task, own_module
+from dra_driver.diagnose.hardware.child import Task, ask
 from dra_driver.diagnose.hardware.cuda_probe import ClaimView
 from dra_driver.diagnose.hardware.values import ON_FREE_GPU, Facts, Topics, few, hardware_check, judgement
 from dra_driver.hardware.cdi import CdiNames, CdiProvider, CdiWriter, ContainerEdits
@@ -32,7 +30,6 @@ from dra_driver.hardware.sharing.mps_files import DaemonFolder, MpsDaemon
 
 PROBE_S: Final = 25.0
 _LIBRARY: Final = ".so"
-_MAX_PRINTED: Final = 400
 
 
 def read_contexts(task: Task) -> Topics:
@@ -64,28 +61,7 @@ def run_probe(
     view: ClaimView, environment: Mapping[str, str] | None = None, prepare: Callable[[], object] | None = None
 ) -> dict[str, object]:
     """Run the CUDA program; return its JSON, or ``error``. ``prepare`` runs in the child between fork and exec."""
-    try:
-        done = subprocess.run(
-            own_module("cuda_probe"),
-            input=msgspec.json.encode(view).decode(),
-            env=environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PROBE_S,
-            check=False,
-            preexec_fn=prepare,
-        )
-    except subprocess.TimeoutExpired:
-        return {"error": f"no end within {PROBE_S:.0f} s", "hangs": True}
-    except (OSError, subprocess.SubprocessError) as error:
-        return {"error": f"cannot start: {error}"}
-    try:
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except (ValueError, IndexError):
-        printed = " ".join((done.stdout + done.stderr).split())
-        return {"error": f"ended with status {done.returncode}: {printed[-_MAX_PRINTED:]}"}
-    return answer if isinstance(answer, dict) else {"error": f"printed {answer!r}"}
+    return ask("cuda_probe", view, PROBE_S, env=environment, preexec_fn=prepare)
 
 
 def _edits(task: Task) -> tuple[tuple[tuple[str, int, int], ...], tuple[tuple[str, str], ...]]:

@@ -5,17 +5,14 @@ namespace, like a pod without hostPID, or as another user.
 """
 
 import ctypes
-import json
 import os
-import subprocess
 import sys
 from typing import Any, Final
 
-import msgspec
 from msgspec import Struct
 
 from dra_driver.core.convert import decode_json
-from dra_driver.diagnose.hardware.child import name_process, own_module, say
+from dra_driver.diagnose.hardware.child import ask, name_process, say
 from dra_driver.hardware.gpu.nvml import probes
 
 LOOK_S: Final = 40.0
@@ -35,16 +32,7 @@ class LookRequest(Struct, frozen=True, kw_only=True):
 
 def look(wanted: LookRequest) -> dict[str, Any]:
     """The answers, or ``error``."""
-    try:
-        done = subprocess.run(
-            own_module("look"), input=msgspec.json.encode(wanted), capture_output=True, timeout=LOOK_S, check=False
-        )
-        answer = json.loads(done.stdout.splitlines()[-1])
-    except subprocess.TimeoutExpired:
-        return {"error": f"no answer within {LOOK_S:.0f} s"}
-    except (ValueError, IndexError):
-        return {"error": f"ended with status {done.returncode}: {done.stderr[-200:].decode('utf-8', 'replace')}"}
-    return answer if isinstance(answer, dict) else {"error": f"printed {answer!r:.80}"}
+    return ask("look", wanted, LOOK_S)
 
 
 def answers(wanted: LookRequest) -> dict[str, Any]:
