@@ -43,6 +43,7 @@ ui-shots: $(VENV)/.ready      ## The page in a real browser, and its pictures; n
 	$(BIN)/pip install --quiet --require-hashes -r requirements/shots.txt
 	npm install --silent --no-save --prefix $(VENV)/axe axe-core@4.14.1
 	AXE=$(VENV)/axe/node_modules/axe-core/axe.min.js $(BIN)/python -m tests.ui
+	$(BIN)/python -m tests.ui.questions
 
 check: $(VENV)/.ready         ## Format, lint, types, layers, words, docs, generated code
 	$(BIN)/ruff format --check .
