@@ -414,6 +414,9 @@ class _Explainer:
             )
         elif beyond:
             self._notes.append(f"not checked here: {' and '.join(beyond)}")
+        elif message and not any(cause.blocks for cause in self._causes):
+            # Kubernetes pkg/scheduler/backend/queue: DefaultPodMaxInUnschedulablePodsDuration
+            self._notes.append("it fits now; the scheduler tries again after a change, at the latest after 5 minutes")
 
     def _detail(self, results: Sequence[NodeResult]) -> NodeDetail | None:
         if not self._node:

@@ -231,6 +231,17 @@ def test_scheduler_message_covers_unchecked_rules() -> None:
     assert "resourceslices: forbidden" in explained(state).verdict.sentence
 
 
+def test_a_pod_that_fits_now_waits_for_the_next_attempt() -> None:
+    """kube-scheduler tries an unschedulable pod again after 5 minutes if nothing changes before."""
+    waits = {
+        "conditions": [{"type": "PodScheduled", "status": "False", "message": "0/1 nodes: cannot allocate all claims"}]
+    }
+    report = explained(cluster(templates=[template("t")]), pod(template="t", status=waits))
+    assert report.verdict.answer is Answer.FITS
+    assert report.notes == ("it fits now; the scheduler tries again after a change, at the latest after 5 minutes",)
+    assert explained(cluster(templates=[template("t")]), pod(template="t")).notes == ()
+
+
 WHOLE = {**gpu("gpu-0"), "attributes": {"type": {"string": "gpu"}, "uuid": {"string": "GPU-1"}}}
 MIG = f'device.driver == "{DRIVER}" && {A}.type == "mig"'
 SHARED = f'device.driver == "{DRIVER}" && {A}.sharingStrategy == "MPS"'
