@@ -241,12 +241,12 @@ class Trend:
 
 
 def slower(what: str, figures_ms: Sequence[float]) -> Trend:
-    """Compare the last third with the first."""
+    """Compare the lower quartiles of the last and the first third: faults at random moments slow other calls."""
     third = len(figures_ms) // 3
     if third < PER // 4:
         return Trend(what=f"latency of {what}", is_worse=None, figures=f"{len(figures_ms)} calls, needs {3 * PER // 4}")
-    first, last = statistics.median(figures_ms[:third]), statistics.median(figures_ms[-third:])
-    figures = f"{first:.1f} ms (median of the first third), {last:.1f} ms at the end"
+    first, last = (statistics.quantiles(part, n=4)[0] for part in (figures_ms[:third], figures_ms[-third:]))
+    figures = f"{first:.1f} ms (lower quartile of the first third), {last:.1f} ms at the end"
     return Trend(what=f"latency of {what}", is_worse=last > SLOWDOWN * first, figures=figures)
 
 
