@@ -19,8 +19,8 @@ from dra_driver.core._pb.dra_v1beta1 import api_pb2 as v1beta1
 from dra_driver.core._pb.health_v1 import api_pb2 as health_v1
 from dra_driver.core._pb.health_v1alpha1 import api_pb2 as health_v1alpha1
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
-from dra_driver.core.files import is_served
 from dra_driver.core.unix_grpc import CallError, HealthStream, Peer, PendingCall, Service, shown
+from dra_driver.core.unix_socket import is_served
 
 REGISTRATION: Final = Service(pb, "Registration")
 MAX_SOCKETS: Final = 64

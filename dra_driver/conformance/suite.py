@@ -17,9 +17,9 @@ from dra_driver.conformance.checks.health import reports_something
 from dra_driver.conformance.cluster import MANY, ClaimTemplate, ClusterObjects, taints, together
 from dra_driver.conformance.plugin import ask, sockets
 from dra_driver.core.errors import ConfigurationError, KubernetesApiError
-from dra_driver.core.files import is_served
 from dra_driver.core.finding import Finding, Status
 from dra_driver.core.unix_grpc import CallError
+from dra_driver.core.unix_socket import is_served
 from dra_driver.kube import paths
 from dra_driver.kube.rest import RestClient
 

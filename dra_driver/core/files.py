@@ -1,6 +1,5 @@
-"""Replace a file atomically, read a file that another process replaces, lock a file between processes, and ask whether
-a socket is served. CDI files are written by ``hardware/cdi/storage.py``: everyone may read them, and its tests make
-each step fail."""
+"""Replace a file atomically, read a file that another process replaces, and lock a file between processes. CDI files
+are written by ``hardware/cdi/writer.py``: everyone may read them, and its tests make each step fail."""
 
 import errno
 import fcntl
@@ -158,21 +157,6 @@ def holder_of(path: Path) -> str:
 
 
 _MAX_HOLDER: Final = 100
-
-
-def is_served(path: Path | str, timeout_s: float = 1.0) -> bool:
-    """Return whether a process accepts connections at the socket; also for a refused permission or a full queue."""
-    import socket  # noqa: PLC0415 - the MPS host needs none
-
-    with socket.socket(socket.AF_UNIX) as probe:
-        probe.settimeout(timeout_s)
-        try:
-            probe.connect(str(path))
-        except (PermissionError, TimeoutError):
-            return True
-        except OSError:
-            return False
-    return True
 
 
 def sync_folder(folder: Path | str) -> None:

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from dra_driver.core.files import is_served
 from dra_driver.core.model.gpu import Snapshot
 from dra_driver.core.model.mig import parse_partition_name
+from dra_driver.core.unix_socket import is_served
 from dra_driver.hardware.gpu.backend import ComputeMode
 from dra_driver.hardware.gpu.simulated.root import RECORDS, TIMESLICE
 from dra_driver.hardware.sharing.mps_files import MpsFolders

@@ -14,7 +14,7 @@ from dra_driver.conformance.cluster import CheckClaim, JsonObject, Wire, devices
 from dra_driver.conformance.plugin import served_socket
 from dra_driver.conformance.values import UnableError, ViolationError, full
 from dra_driver.core.errors import ConflictError
-from dra_driver.core.files import is_served
+from dra_driver.core.unix_socket import is_served
 
 
 @full(

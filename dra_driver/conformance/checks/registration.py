@@ -9,8 +9,8 @@ from dra_driver.conformance.bench import Bench
 from dra_driver.conformance.cluster import counters, devices, incomplete, newest
 from dra_driver.conformance.plugin import DRA_SERVICES, HEALTH_SERVICES, Plugin, PluginInfo, notify
 from dra_driver.conformance.values import UnableError, ViolationError, basic
-from dra_driver.core.files import is_served
 from dra_driver.core.unix_grpc import CallError, Peer
+from dra_driver.core.unix_socket import is_served
 
 GENERATOR: Final = "pkg/kubelet/pluginmanager/operationexecutor/operation_generator.go"
 MANAGER: Final = "pkg/kubelet/cm/dra/plugin/dra_plugin_manager.go"

@@ -13,10 +13,10 @@ from msgspec import Struct, field
 
 from dra_driver.core import yaml_text
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
-from dra_driver.core.files import is_served
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.core.text import listed
 from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
+from dra_driver.core.unix_socket import is_served
 from dra_driver.diagnose.doctor.node_view import HostView, is_socket, names, parse_version, text
 from dra_driver.hardware.driver_root import process
 from dra_driver.hardware.driver_root.process import enter_root

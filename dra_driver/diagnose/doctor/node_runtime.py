@@ -20,10 +20,10 @@ from msgspec.structs import replace
 
 from dra_driver.core._pb.cri_v1 import api_pb2 as pb
 from dra_driver.core.errors import RetryableError
-from dra_driver.core.files import is_served
 from dra_driver.core.finding import Finding, Layer, check, fail, ok, unknown, warn
 from dra_driver.core.text import listed
 from dra_driver.core.unix_grpc import CallError, Peer, Service, shown
+from dra_driver.core.unix_socket import is_served
 from dra_driver.core.wire import from_wire
 from dra_driver.diagnose.doctor.node_view import CRI_SOCKETS, HostView, is_socket, parse_version
 

@@ -11,9 +11,9 @@ from msgspec import Struct
 
 from dra_driver.config.settings import NodeSettings
 from dra_driver.core.errors import DraError
-from dra_driver.core.files import is_served
 from dra_driver.core.model.gpu import Gpu, Snapshot
 from dra_driver.core.model.ids import ClaimUid
+from dra_driver.core.unix_socket import is_served
 from dra_driver.hardware.cdi import CdiNames
 from dra_driver.hardware.sharing import mps_files
 from dra_driver.hardware.sharing.memory import own_mounts

@@ -22,9 +22,9 @@ import grpc
 
 from dra_driver.core._pb.pluginregistration import api_pb2 as pb
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.files import is_served
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.unix_grpc import CallError, Peer, Service
+from dra_driver.core.unix_socket import is_served
 from dra_driver.node.process.server import Method, UnixServer, generic_handler
 from dra_driver.node.process.sockets import SocketPaths
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.files import is_served
+from dra_driver.core.unix_socket import is_served
 
 MAX_PATH_BYTES = 107
 

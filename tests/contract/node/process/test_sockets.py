@@ -13,7 +13,7 @@ import grpc
 import pytest
 
 from dra_driver.core.errors import ConfigurationError
-from dra_driver.core.files import is_served
+from dra_driver.core.unix_socket import is_served
 from dra_driver.node.process.endpoints import Registration
 from dra_driver.node.process.server import RETIREMENT_S, UnixServer
 from dra_driver.node.process.sockets import MAX_PATH_BYTES, SocketPaths, remove_dead
