@@ -13,7 +13,6 @@ immediately. The process keeps nothing on disk and needs no permissions on its m
 """
 
 import logging
-import signal
 import socket
 import threading
 import uuid
@@ -31,6 +30,7 @@ from dra_driver.controller.evictions import EvictionEvents, EvictionRules, Evict
 from dra_driver.controller.policy_status import PolicyStatusWriter
 from dra_driver.controller.usage_evictions import UsageEvictionEvents, UsageEvictionRules, UsageEvictions
 from dra_driver.controller.watches import EvictionWatches, PolicyWatches, UsageWatch, Watch
+from dra_driver.core.stop_signal import StopSignal
 from dra_driver.core.telemetry import capacity_metrics
 from dra_driver.core.telemetry import controller_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
@@ -181,10 +181,8 @@ class ControllerProcess:
 
 
 def run(settings: ControllerSettings) -> None:
-    over = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: over.set())
+    stop = StopSignal()
     process = ControllerProcess(settings)
     process.start()
-    over.wait()
+    stop.wait()
     process.stop()

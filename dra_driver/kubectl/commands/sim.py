@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, Final, Protocol
 
 from msgspec import Struct
 
 from dra_driver.core.errors import ConfigurationError, DraError, ForbiddenError
+from dra_driver.core.stop_signal import StopSignal
 from dra_driver.core.text import printable
 from dra_driver.hardware.gpu.catalog import suggest
 from dra_driver.hardware.gpu.simulated import faults
@@ -93,10 +93,7 @@ def _up(args: argparse.Namespace) -> int:
     from dra_driver.sim.demo.requirements import parse_nodes
     from dra_driver.sim.node.node_process import ControllerSubprocess
 
-    # Not an Event: its lock is not reentrant, so a signal handler that runs during this thread's wait() would deadlock.
-    stop: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda received, _: stop.put(received))
+    stop = StopSignal()
     kubeconfig = args.kubeconfig.absolute() if args.kubeconfig else None
     nodes = parse_nodes(args.node) or demo.NODES_OF_DEMO
     if args.policy_dir is not None and not args.policy_dir.is_dir():
@@ -128,7 +125,7 @@ def _up(args: argparse.Namespace) -> int:
         print(f"kubeconfig   {cluster.kubeconfig}")
         print(f"\nIn another terminal:\n\n    export KUBECONFIG={cluster.kubeconfig}\n    kubectl get resourceslices\n")
         print("Ctrl-C stops the cluster and removes everything it created.", flush=True)
-        stop.get()
+        stop.wait()
         print("stopping", flush=True)
     return 0
 

@@ -7,8 +7,6 @@ process.
 
 import json
 import logging
-import signal
-import threading
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -22,6 +20,7 @@ from dra_driver.config.exporter_settings import ExporterSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.model.usage_findings import UsageFindings
+from dra_driver.core.stop_signal import StopSignal
 from dra_driver.core.telemetry import exporter_metrics as metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.hardware.gpu.backend import UsageSource
@@ -173,7 +172,6 @@ class ExporterProcess:
         )  # fmt: skip
         self._observed: LookResult | None = None  # replaced as a whole
         self._moved_s = time.monotonic()
-        self.stopping = threading.Event()
 
     def ready(self) -> list[str]:
         return [] if self._observed is not None else ["the first sample is not complete"]
@@ -200,14 +198,14 @@ class ExporterProcess:
         )
         return "application/json", json.dumps(found, separators=(",", ":")).encode() + b"\n"
 
-    def run(self) -> None:
-        """Sample until ``stopping``. Raises ConfigurationError if the address cannot be used."""
+    def run(self, stop: StopSignal) -> None:
+        """Sample until ``stop``. Raises ConfigurationError if the address cannot be used."""
         endpoint = self._serve()
         try:
-            while not self.stopping.is_set():
+            while not stop.wait(0.0):
                 began = time.monotonic()
                 self._step()
-                self._rest(began + self._settings.interval)
+                self._rest(began + self._settings.interval, stop)
         finally:
             self._sources.gpus.close()
             self._sources.pods.close()
@@ -228,9 +226,9 @@ class ExporterProcess:
         metrics.last_look.set(time.time())
         self._moved_s = time.monotonic()
 
-    def _rest(self, until: float) -> None:
+    def _rest(self, until: float, stop: StopSignal) -> None:
         """Wait for the next sample; meet requests to close the GPUs, and sample their utilization."""
-        while (left := until - time.monotonic()) > 0 and not self.stopping.wait(min(left, ASSIGNMENTS_POLL_S)):
+        while (left := until - time.monotonic()) > 0 and not stop.wait(min(left, ASSIGNMENTS_POLL_S)):
             self._sources.gpus.poll(self._sources.assignments.read())
             self._moved_s = time.monotonic()
 
@@ -261,7 +259,5 @@ class ExporterProcess:
 
 def run(settings: ExporterSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start."""
-    process = ExporterProcess(settings)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda _number, _frame: process.stopping.set())
-    process.run()
+    stop = StopSignal()
+    ExporterProcess(settings).run(stop)

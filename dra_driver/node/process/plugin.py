@@ -27,7 +27,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 
 from msgspec import Struct
 
@@ -36,6 +35,7 @@ from dra_driver.config.settings import NodeSettings
 from dra_driver.config.usage_findings import FOLDER as FINDINGS
 from dra_driver.config.usage_findings import LOCK
 from dra_driver.core.model.ids import GpuUuid
+from dra_driver.core.stop_signal import StopSignal
 from dra_driver.core.telemetry import metrics
 from dra_driver.core.telemetry.http import ObservabilityServer
 from dra_driver.core.worker import Worker
@@ -525,11 +525,7 @@ def run(settings: NodeSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises ConfigurationError if it cannot start. SIGUSR2 prints the stacks of all
     threads.
     """
-    # Not an Event: its lock is not reentrant, and a handler that interrupts this thread inside wait() would deadlock.
-    # SimpleQueue.put is safe in signal handlers.
-    wanted: SimpleQueue[int] = SimpleQueue()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: wanted.put(received))
+    stop = StopSignal()
     faulthandler.register(signal.SIGUSR2)
     begin = time.monotonic()
     facts = {"version": __version__, "node": settings.node_name, "driver": settings.driver_name}
@@ -541,7 +537,7 @@ def run(settings: NodeSettings) -> None:
     gc.freeze()
     gc.enable()
     log.info("started", extra={"seconds": round(time.monotonic() - begin, 3)})
-    wanted.get()
+    stop.wait()
     begin = time.monotonic()
     log.info("stopping; slices and prepared claims stay")
     process.stop()
