@@ -49,9 +49,9 @@ class BoundedGetter(Protocol):
     def get(
         self, path: str, query: Mapping[str, str] | None = None, *, within_s: float | None = None
     ) -> dict[str, object]: ...
-    def get_all(
+    def send_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> list[dict[str, object] | errors.KubernetesApiError]: ...
+    ) -> Callable[[], list[dict[str, object] | errors.KubernetesApiError]]: ...
 
 
 class ApiClaimReader:
@@ -78,10 +78,11 @@ class ApiClaimReader:
             raise found from error
         return allocated_claim(document, ref, self._driver)
 
-    def read_all(
+    def ask_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | errors.DraError]:
-        """The same for several claims, read side by side; errors are returned."""
+    ) -> Callable[[], dict[ClaimUid, AllocatedClaim | errors.DraError]]:
+        """The same for several claims, read side by side. Sends the first requests; the result, which the caller must
+        call, waits for the answers and returns errors."""
         found: dict[ClaimUid, AllocatedClaim | errors.DraError] = {}
         wanted: list[tuple[ClaimRef, str]] = []
         for ref in refs:
@@ -89,10 +90,14 @@ class ApiClaimReader:
                 wanted.append((ref, _path(ref)))
             except errors.ClaimError as error:
                 found[ref.uid] = error
-        documents = self._rest.get_all([path for _, path in wanted], within_s=within_s)
-        for (ref, _), document in zip(wanted, documents, strict=True):
-            found[ref.uid] = self._checked(ref, document)
-        return found
+        receive = self._rest.send_all([path for _, path in wanted], within_s=within_s)
+
+        def answers() -> dict[ClaimUid, AllocatedClaim | errors.DraError]:
+            for (ref, _), document in zip(wanted, receive(), strict=True):
+                found[ref.uid] = self._checked(ref, document)
+            return found
+
+        return answers
 
     def _checked(
         self, ref: ClaimRef, document: dict[str, object] | errors.KubernetesApiError

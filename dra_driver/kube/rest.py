@@ -64,13 +64,25 @@ class RestClient:
     ) -> builtins.list[dict[str, object] | KubernetesApiError]:
         """Several objects in the order of ``paths``, or in place of each the error of `get`. Sends a few requests
         before it waits for the first answer."""
+        return self.send_all(paths, within_s=within_s)()
+
+    def send_all(
+        self, paths: Sequence[str], *, within_s: float | None = None
+    ) -> Callable[[], builtins.list[dict[str, object] | KubernetesApiError]]:
+        """Send the first requests of `get_all`. The caller must call the result, which waits for the answers."""
         deadline = None if within_s is None else time.monotonic() + within_s
-        found: builtins.list[dict[str, object] | KubernetesApiError] = []
-        for at in range(0, len(paths), SIDE_BY_SIDE):
-            requests = [_Request("GET", path, deadline=deadline) for path in paths[at : at + SIDE_BY_SIDE]]
-            sent = [self._sent(request) if len(requests) > 1 else None for request in requests]
-            found += [self._outcome(request, receive) for request, receive in zip(requests, sent, strict=True)]
-        return found
+        requests = [_Request("GET", path, deadline=deadline) for path in paths]
+        first = [self._sent(request) for request in requests[:SIDE_BY_SIDE]]
+
+        def receive() -> builtins.list[dict[str, object] | KubernetesApiError]:
+            found: builtins.list[dict[str, object] | KubernetesApiError] = []
+            for at in range(0, len(requests), SIDE_BY_SIDE):
+                group = requests[at : at + SIDE_BY_SIDE]
+                sent = [self._sent(request) for request in group] if at else first
+                found += map(self._outcome, group, sent)
+            return found
+
+        return receive
 
     def get_text(self, path: str, query: Query | None = None, *, within_s: float | None = None) -> str:
         """An answer that is text and not an object, such as a container's log. Repeated and limited like `get`."""
@@ -129,53 +141,49 @@ class RestClient:
         request = _Request("GET", path, {**query, "watch": "true"}, read_timeout_s=read_timeout_s)
         return WatchStream(self._send(request), f"watch {path}")
 
-    def _exchange(self, request: "_Request") -> dict[str, object]:
-        return _decoded(request, self._fetch(request))
+    def _exchange(self, request: "_Request", sent: Receive | None = None) -> dict[str, object]:
+        return _decoded(request, self._fetch(request, sent))
 
-    def _fetch(self, request: "_Request") -> bytes:
+    def _fetch(self, request: "_Request", sent: Receive | None = None) -> bytes:
         deadline = time.monotonic() + self._timeouts.total_s
         if request.deadline is not None:
             deadline = min(deadline, request.deadline)
         request = replace(request, deadline=deadline)  # the head of an answer can drip like its body
         try:
-            return self._read(request, self._send(request), deadline)
+            return self._read(request, self._send(request, sent), deadline)
         except ApiUnreachableError as error:
             self._connection.close()  # idle connections most likely failed in the same way
-            # The server may close a kept-alive connection in the moment of its use. Only GET may be repeated then.
-            if request.verb != "GET" or not _broke(error):
+            # The server may close a kept-alive connection in the moment of its use, and a NAT may forget it: requests
+            # that were sent together have waited together. Only GET may be repeated then.
+            if request.verb != "GET" or not (sent or _broke(error)):
                 raise
             return self._read(request, self._send(request), deadline)
 
-    def _sent(self, request: "_Request") -> Receive | None:
-        """Send without waiting. The answer must arrive within one wait; None when sending failed."""
+    def _sent(self, request: "_Request") -> Receive:
+        """Send without waiting. The answer must arrive within one wait, counted from here, so that several requests
+        wait at the same time."""
         try:
-            headers, limits = {**self._headers, **self._credentials()}, self._limits(request)
-            until = time.monotonic() + limits.left_s(limits.read_s)
-            limits = replace(limits, deadline=until)  # counted from here, so several requests wait at the same time
-            return self._connection.send(request.verb, request.path_and_query, headers, None, limits)
-        except (TransportError, KubernetesApiError):
-            return None
+            limits = self._limits(request)
+            return self._ask(request, replace(limits, deadline=time.monotonic() + limits.left_s(limits.read_s)))
+        except (TransportError, KubernetesApiError) as error:
+            failure = error
 
-    def _outcome(self, request: "_Request", receive: Receive | None) -> dict[str, object] | KubernetesApiError:
-        """Return the answer to a sent request. On any failure, repeat it with `get` and its retries."""
+        def fail() -> HttpAnswer:
+            raise failure
+
+        return fail
+
+    def _outcome(self, request: "_Request", sent: Receive) -> dict[str, object] | KubernetesApiError:
         try:
-            answer = receive() if receive is not None else None
-            if answer is not None and answer.status < 300:
-                return _decoded(request, self._read(request, answer, time.monotonic() + self._timeouts.total_s))
-            if answer is not None:
-                answer.close()
-        except (TransportError, KubernetesApiError):
-            self._connection.close()  # as in `_fetch`
-        try:
-            return self._exchange(request)
+            return self._exchange(request, sent)
         except KubernetesApiError as error:
             return error
 
-    def _send(self, request: "_Request") -> HttpAnswer:
+    def _send(self, request: "_Request", sent: Receive | None = None) -> HttpAnswer:
         """An answer with a good status and an unread body. After a 401 or an unaccepted certificate, credentials and CA
         are read again, once: both are rotated while this process runs."""
         try:
-            return self._send_once(request)
+            return self._send_once(request, sent)
         except UnauthorizedError as refused:
             try:
                 self._connection.renew()
@@ -191,13 +199,15 @@ class RestClient:
                 self._connection.renew()
             return self._send_once(request)
 
-    def _send_once(self, request: "_Request") -> HttpAnswer:
+    def _ask(self, request: "_Request", limits: RequestLimits) -> Receive:
         headers = {**self._headers, **self._credentials()}
         if request.body is not None:
             headers["Content-Type"] = request.content_type
-        target, body, limits = request.path_and_query, request.encoded_body(), self._limits(request)
+        return self._connection.send(request.verb, request.path_and_query, headers, request.encoded_body(), limits)
+
+    def _send_once(self, request: "_Request", sent: Receive | None = None) -> HttpAnswer:
         try:
-            answer = self._connection.request(request.verb, target, headers, body, limits)
+            answer = sent() if sent is not None else self._ask(request, self._limits(request))()
         except TransportError as error:
             raise _unreachable(request, self._connection, error) from error
         if answer.status >= 300:

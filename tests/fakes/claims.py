@@ -110,9 +110,12 @@ class FakeClaims:
             raise ClaimReplacedError(f"claim {of} was replaced by uid {found.ref.uid}")
         return found
 
-    def read_all(
+    def ask_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+    ) -> Callable[[], dict[ClaimUid, AllocatedClaim | DraError]]:
+        return lambda: self._read_all(refs, within_s)
+
+    def _read_all(self, refs: Sequence[ClaimRef], within_s: float | None) -> dict[ClaimUid, AllocatedClaim | DraError]:
         found: dict[ClaimUid, AllocatedClaim | DraError] = {}
         if refs and self.hangs is not None and within_s is not None:
             self.hangs(within_s)  # once: they are read side by side

@@ -37,6 +37,9 @@ def configure(log_format: LogFormat = "text", level: LogLevel = "info", *, strea
     root.setLevel(level.upper())
     # The HTTP pool warns about each retried connection; callers in this project report the failure itself, once.
     logging.getLogger("urllib3").setLevel(logging.ERROR)
+    # No line names the place, thread or process of its call (docs.python.org, Logging HOWTO, "Optimization").
+    logging._srcfile = None
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
 
 
 class Deferred:

@@ -232,24 +232,30 @@ def internal_error(place: Place) -> None:
 
 
 class CallTimer:
-    """Times and counts one call of the kubelet: ``started`` at arrival, ``finished`` with one outcome per claim.
-    Thread-safe."""
+    """Times and counts the kubelet's calls of one operation: ``started`` at arrival, ``finished`` with one outcome per
+    claim. Thread-safe."""
 
-    def __init__(self, driver: str) -> None:
-        self._driver = driver
+    def __init__(self, driver: str, operation: Operation) -> None:
+        # Looked up once: each lookup takes as long as the count itself.
+        self._inflight = nvidia_inflight.labels(driver, operation)
+        self._seconds = call_seconds.labels(operation)
+        self._claims = {result: claims_total.labels(operation, result) for result in RESULTS}
+        errors = nvidia_prepare_errors_total if operation == "prepare" else nvidia_unprepare_errors_total
+        self._errors = errors.labels(driver, _NVIDIA_ERROR[operation])
+        self._requests = nvidia_requests_total.labels(driver, operation)
+        self._request_seconds = nvidia_request_seconds.labels(driver, operation)
 
-    def started(self, operation: Operation) -> None:
-        nvidia_inflight.labels(self._driver, operation).inc()
+    def started(self) -> None:
+        self._inflight.inc()
 
-    def finished(self, operation: Operation, seconds: float, results: Sequence[Result]) -> None:
-        nvidia_inflight.labels(self._driver, operation).dec()
-        call_seconds.labels(operation).observe(seconds)
+    def finished(self, seconds: float, results: Sequence[Result]) -> None:
+        self._inflight.dec()
+        self._seconds.observe(seconds)
         for result in results:
-            claims_total.labels(operation, result).inc()
+            self._claims[result].inc()
         failed = sum(result != "ok" for result in results)
         if failed:
-            counter = nvidia_prepare_errors_total if operation == "prepare" else nvidia_unprepare_errors_total
-            counter.labels(self._driver, _NVIDIA_ERROR[operation]).inc(failed)
+            self._errors.inc(failed)
         else:
-            nvidia_requests_total.labels(self._driver, operation).inc()
-            nvidia_request_seconds.labels(self._driver, operation).observe(seconds)
+            self._requests.inc()
+            self._request_seconds.observe(seconds)

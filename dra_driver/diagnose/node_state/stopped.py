@@ -137,13 +137,13 @@ class _NoApi:
     ) -> dict[str, object]:
         raise self._error
 
-    def get_all(
+    def send_all(
         self,
         paths: Sequence[str],
         *,
         within_s: float | None = None,  # noqa: ARG002 - the interface's
-    ) -> list[dict[str, object] | KubernetesApiError]:
-        return [self._error for _ in paths]
+    ) -> Callable[[], list[dict[str, object] | KubernetesApiError]]:
+        return lambda: [self._error for _ in paths]
 
 
 RUNNING = (

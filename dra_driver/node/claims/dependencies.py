@@ -37,14 +37,14 @@ Event = Literal[
 class ClaimReader(Protocol):
     """Reads claims from the API server. Errors: `ClaimError` and its subclasses, `KubernetesApiError`.
 
-    With ``within_s`` a call ends within that many seconds. ``read_all`` reads in parallel and returns errors instead of
-    raising them.
+    With ``within_s`` a call ends within that many seconds. ``ask_all`` reads in parallel: its result, which must be
+    called, waits for the answers and returns errors instead of raising them.
     """
 
     def read(self, ref: ClaimRef, *, within_s: float | None = None) -> AllocatedClaim: ...
-    def read_all(
+    def ask_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | DraError]: ...
+    ) -> Callable[[], dict[ClaimUid, AllocatedClaim | DraError]]: ...
 
 
 class CdiSources(Protocol):

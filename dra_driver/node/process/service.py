@@ -83,7 +83,7 @@ class DraService:
         self, preparer: ClaimPreparer, driver: str, messages: ModuleType, prepares: ThreadPoolExecutor
     ) -> None:
         self._preparer, self._prepares, self._messages = preparer, prepares, messages
-        self._timer = metrics.CallTimer(driver)
+        self._timers = {operation: metrics.CallTimer(driver, operation) for operation in metrics.OPERATIONS}
         self._has_share_ids = "share_id" in messages.Device.DESCRIPTOR.fields_by_name
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -112,14 +112,15 @@ class DraService:
         work: Callable[[], tuple[_Response, list[metrics.Result]]],
     ) -> _Response:
         """The answer of ``work``. Its log lines are written when the kubelet has the answer."""
-        self._timer.started(operation)
+        timer = self._timers[operation]
+        timer.started()
         begin, lines = time.monotonic(), Deferred()
         results: list[metrics.Result] = ["internal"]
         try:
             with lines:
                 response, results = work()
         finally:
-            self._timer.finished(operation, time.monotonic() - begin, results)
+            timer.finished(time.monotonic() - begin, results)
             if not context.add_callback(lines.write):  # the call has ended already
                 lines.write()
         return response

@@ -1,5 +1,6 @@
 """The REST client over real sockets, against a server that misbehaves on purpose."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, UnauthorizedError
+from dra_driver.core.errors import ApiUnreachableError, KubernetesApiError, NotFoundError, UnauthorizedError
 from dra_driver.kube.access import service_account
 from dra_driver.kube.connection import Connection, DirectSession
 from dra_driver.kube.rest import RestClient, Timeouts
@@ -245,6 +246,27 @@ def test_connections_that_fell_silent_cost_one_wait_and_not_one_each(tmp_path: P
             rest.get("/d")
         used.clear()
         assert rest.get("/d") == {}
+
+
+def test_requests_are_sent_before_their_answers_are_awaited(tmp_path: Path) -> None:
+    """A prepare does other work while the API server reads its claim."""
+    arrived = threading.Event()
+
+    def script(x: Exchange) -> None:
+        arrived.set()
+        x.json({"path": x.seen.path})
+
+    with ScriptedServer(script) as server:
+        receive = client(server, tmp_path).send_all(["/a", "/b"])
+        assert arrived.wait(5.0)
+        assert receive() == [{"path": "/a"}, {"path": "/b"}]
+
+
+def test_a_refusal_is_the_answer_and_is_not_asked_for_twice(tmp_path: Path) -> None:
+    with ScriptedServer(lambda x: x.json({"reason": "NotFound"}, status=404)) as server:
+        (found,) = client(server, tmp_path).get_all(["/a"])
+        assert isinstance(found, NotFoundError)
+        assert len(server.requests) == 1
 
 
 @pytest.mark.parametrize("reading", ["one", "several"])

@@ -2,7 +2,7 @@
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -208,13 +208,13 @@ class Api:
             raise self.answer
         return self.answer
 
-    def get_all(
+    def send_all(
         self, paths: Sequence[str], *, within_s: float | None = None
-    ) -> list[dict[str, Any] | KubernetesApiError]:
+    ) -> Callable[[], list[dict[str, Any] | KubernetesApiError]]:
         self.paths += paths
         answer = self.answer
         assert isinstance(answer, dict | KubernetesApiError)
-        return [answer] * len(paths)
+        return lambda: [answer] * len(paths)
 
 
 @pytest.mark.parametrize(("annotated", "expected"), [("gpu", "gpu"), ("", None), ("../../etc", None), ("a.b", None)])
@@ -253,12 +253,12 @@ def test_a_claim_that_is_gone_was_replaced_but_an_unknown_api_is_not() -> None:
 def test_several_claims_are_read_at_once_and_each_gets_its_own_answer() -> None:
     other = ClaimRef(namespace="ns", name="other", uid=ClaimUid("f" * 8))
     bad = ClaimRef(namespace="", name="x", uid=ClaimUid("e" * 8))
-    found = ApiClaimReader(Api(claim()), DRIVER).read_all([REF, other, bad], within_s=2.0)
+    found = ApiClaimReader(Api(claim()), DRIVER).ask_all([REF, other, bad], within_s=2.0)()
     first = found[REF.uid]
     assert isinstance(first, AllocatedClaim)
     assert first.ref == REF
     assert isinstance(found[other.uid], ClaimReplacedError)
-    gone = ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).read_all([REF])
+    gone = ApiClaimReader(Api(NotFoundError("no", status=404, reason="NotFound")), DRIVER).ask_all([REF])()
     assert isinstance(gone[REF.uid], ClaimReplacedError)
 
 

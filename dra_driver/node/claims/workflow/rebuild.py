@@ -111,7 +111,7 @@ def _read(deps: ClaimDependencies, named: Mapping[ClaimUid, ClaimRef], failures:
     """
     refs = [named[uid] for uid in sorted(named)]
     for at in range(0, len(refs), READ_AT_ONCE):
-        answers = deps.reader.read_all(refs[at : at + READ_AT_ONCE], within_s=READ_S)
+        answers = deps.reader.ask_all(refs[at : at + READ_AT_ONCE], within_s=READ_S)()
         is_served = any(not isinstance(found, errors.KubernetesApiError) for found in answers.values())
         for uid, found in answers.items():
             match found:

@@ -49,11 +49,14 @@ def prepare_whole_gpus(deps: ClaimDependencies, refs: Sequence[ClaimRef], budget
             return found
         free = [ref for ref in refs if locked.enter_context(deps.locks.acquire(ref.uid, 0.0))]
         new = deps.journal.unrecorded([ref.uid for ref in free])
-        found.read.update(deps.reader.read_all([ref for ref in free if ref.uid in new], within_s=left_s))
-        plans = _plans(deps, found.read.values())
-        if plans:
-            deps.provider.ensure_base()  # if it fails no container can start
-            _prepare(deps, plans, found.answers)
+        if unread := [ref for ref in free if ref.uid in new]:
+            answers = deps.reader.ask_all(unread, within_s=left_s)
+            try:
+                deps.provider.ensure_base()  # if it fails no container can start
+            finally:
+                found.read.update(answers())
+            if plans := _plans(deps, found.read.values()):
+                _prepare(deps, plans, found.answers)
     if deps.clock.now() >= budget.deadline:  # no time left for `Preparer`; its error names the reason
         found.answers.update({uid: read for uid, read in found.read.items() if isinstance(read, DraError)})
     return found

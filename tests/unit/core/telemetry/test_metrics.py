@@ -46,11 +46,11 @@ def test_every_series_exists_at_zero_before_anything_happened() -> None:
 
 
 def test_successful_call_counts_under_both_names() -> None:
-    timer = metrics.CallTimer(DRIVER)
+    timer = metrics.CallTimer(DRIVER, "prepare")
     before = value("dra_driver_claims_total", operation="prepare", result="ok") or 0
-    timer.started("prepare")
+    timer.started()
     assert value("nvidia_dra_requests_inflight", driver=DRIVER, operation="prepare") == 1
-    timer.finished("prepare", 0.002, ["ok", "ok"])
+    timer.finished(0.002, ["ok", "ok"])
     assert value("nvidia_dra_requests_inflight", driver=DRIVER, operation="prepare") == 0
     assert value("dra_driver_claims_total", operation="prepare", result="ok") == before + 2
     assert value("nvidia_dra_requests_total", driver=DRIVER, operation="prepare") == 1
@@ -58,10 +58,10 @@ def test_successful_call_counts_under_both_names() -> None:
 
 def test_call_with_a_failed_claim_is_no_request_for_nvidias_dashboards() -> None:
     """There, requests_total counts successes only."""
-    timer = metrics.CallTimer(DRIVER)
+    timer = metrics.CallTimer(DRIVER, "unprepare")
     before = value("nvidia_dra_requests_total", driver=DRIVER, operation="unprepare")
-    timer.started("unprepare")
-    timer.finished("unprepare", 0.002, ["ok", "retryable"])
+    timer.started()
+    timer.finished(0.002, ["ok", "retryable"])
     assert value("nvidia_dra_requests_total", driver=DRIVER, operation="unprepare") == before
     errors = value("nvidia_dra_node_unprepare_errors_total", driver=DRIVER, error_type="unprepare_devices")
     assert errors == 1

@@ -1,6 +1,6 @@
 """The names of claims beside the journal: a rebuild reads its claims one by one, without the right to list all."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -109,11 +109,11 @@ class Counting(FakeClaims):
         super().__init__(*claims)
         self.at_once: list[int] = []
 
-    def read_all(
+    def ask_all(
         self, refs: Sequence[ClaimRef], *, within_s: float | None = None
-    ) -> dict[ClaimUid, AllocatedClaim | DraError]:
+    ) -> Callable[[], dict[ClaimUid, AllocatedClaim | DraError]]:
         self.at_once.append(len(refs))
-        return super().read_all(refs, within_s=within_s)
+        return super().ask_all(refs, within_s=within_s)
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from dra_driver.core.errors import (
     ClaimReplacedError,
     DeviceInUseError,
     DeviceLostError,
+    DriverUnavailableError,
     FabricNotReadyError,
     StorageError,
     UnknownDeviceError,
@@ -70,6 +71,36 @@ def test_each_claim_of_a_call_gets_its_own_answer(run: Run) -> None:
     assert isinstance(answers[uid(5)], ClaimReplacedError)
     assert isinstance(answers[uid(6)], UnknownDeviceError)
     assert run.journal.uids() == {uid(1), uid(2), uid(4)} == set(run.node.writer.files)
+
+
+@pytest.mark.parametrize("failure", [None, DriverUnavailableError("no driver")])
+def test_the_base_document_is_checked_while_the_api_server_reads(
+    run: Run, failure: DriverUnavailableError | None
+) -> None:
+    """Each answer is received, also after a failure: its connection is used again."""
+    run.node.api.put(claim(1))
+    order: list[str] = []
+    ask, ensure = run.node.api.ask_all, run.node.provider.ensure_base
+
+    def asked(*args: Any, **options: Any) -> Any:
+        receive = ask(*args, **options)
+        order.append("sent")
+
+        def received() -> Any:
+            order.append("received")
+            return receive()
+
+        return received
+
+    def ensured() -> bool:
+        order.append("checked")
+        return ensure()
+
+    run.node.provider.failure = failure
+    run.node.api.ask_all = asked  # type: ignore[method-assign]
+    run.node.provider.ensure_base = ensured  # type: ignore[method-assign]
+    assert isinstance(run.answer(ref(1)), tuple if failure is None else DriverUnavailableError)
+    assert order[:3] == ["sent", "checked", "received"]
 
 
 def test_a_claim_that_was_read_is_not_read_again_the_long_way(run: Run) -> None:
