@@ -122,9 +122,10 @@ class OwnedFolder:
         second.
         """
         try:
-            if plain:
-                self._require_plain(name)
-            if self.files.read(self.path_of(name), len(data) + 1) == data:
+            seen = self.files.identity(self.path_of(name))
+            if plain and (self.is_link or (seen is not None and stat.S_ISLNK(seen[2]))):
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if seen is not None and self.files.read(self.path_of(name), len(data) + 1) == data:
                 return False
             self._replace(name, data, durable=durable)
         except OSError as error:
@@ -163,11 +164,6 @@ class OwnedFolder:
         """Return whether the directory itself is a symbolic link."""
         seen = self.files.identity(self.path)
         return seen is not None and stat.S_ISLNK(seen[2])
-
-    def _require_plain(self, name: str) -> None:
-        seen = self.files.identity(self.path_of(name))
-        if self.is_link or (seen is not None and stat.S_ISLNK(seen[2])):
-            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _replace(self, name: str, data: bytes, *, durable: bool) -> None:
         files = self.files

@@ -1,4 +1,4 @@
-"""A signal is never lost and never blocks the main thread."""
+"""Waits for SIGTERM and SIGINT, interrupted at every moment."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def stop() -> Iterator[StopSignal]:
         signal.signal(number, handler)
 
 
-def test_nothing_arrives(stop: StopSignal) -> None:
+def test_wait_without_a_signal(stop: StopSignal) -> None:
     assert not stop.wait(0.0)
     assert not stop.wait(0.01)
 
