@@ -153,8 +153,8 @@ class RestClient:
             return self._read(request, self._send(request, sent), deadline)
         except ApiUnreachableError as error:
             self._connection.close()  # idle connections most likely failed in the same way
-            # The server may close a kept-alive connection in the moment of its use, and a NAT may drop it: requests that
-            # were sent together have waited together. Only GET may be repeated then.
+            # The server may close a kept-alive connection in the moment of its use, and a NAT may drop it: requests
+            # that were sent together have waited together. Only GET may be repeated then.
             if request.verb != "GET" or not (sent or _broke(error)):
                 raise
             return self._read(request, self._send(request), deadline)
