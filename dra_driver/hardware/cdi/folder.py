@@ -123,8 +123,8 @@ class OwnedFolder:
         """
         try:
             seen = self.files.identity(self.path_of(name))
-            if plain and (self.is_link or (seen is not None and stat.S_ISLNK(seen[2]))):
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+            if plain:
+                self._require_plain(seen)
             if seen is not None and self.files.read(self.path_of(name), len(data) + 1) == data:
                 return False
             self._replace(name, data, durable=durable)
@@ -164,6 +164,10 @@ class OwnedFolder:
         """Return whether the directory itself is a symbolic link."""
         seen = self.files.identity(self.path)
         return seen is not None and stat.S_ISLNK(seen[2])
+
+    def _require_plain(self, seen: FileIdentity | None) -> None:
+        if self.is_link or (seen is not None and stat.S_ISLNK(seen[2])):
+            raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
     def _replace(self, name: str, data: bytes, *, durable: bool) -> None:
         files = self.files
