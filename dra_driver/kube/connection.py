@@ -157,17 +157,11 @@ class Connection:
         ConfigurationError when the token file is unreadable."""
         return self._guarded(self._session.headers)
 
-    def request(
-        self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
-    ) -> HttpAnswer:
-        """Send a request for ``target`` (a path with its query) and read the head of its answer. ``headers`` include
-        the credentials. Raises `TransportError`."""
-        return self.send(verb, target, headers, body, limits)()
-
     def send(
         self, verb: str, target: str, headers: Mapping[str, str], body: bytes | None, limits: RequestLimits
     ) -> Receive:
-        """Send a request. The caller must call the result, which waits for the answer. Both raise `TransportError`."""
+        """Send a request for ``target`` (a path with its query); ``headers`` include the credentials. The caller must
+        call the result, which waits for the head of the answer. Both raise `TransportError`."""
         return self._session.send(verb, target, headers, body, limits)
 
     def renew(self) -> None:

@@ -150,18 +150,20 @@ class RestClient:
             deadline = min(deadline, request.deadline)
         request = replace(request, deadline=deadline)  # the head of an answer can drip like its body
         try:
-            return self._read(request, self._send(request, sent), deadline)
-        except ApiUnreachableError as error:
-            self._connection.close()  # idle connections most likely failed in the same way
-            # The server may close a kept-alive connection in the moment of its use, and a NAT may drop it: requests
-            # that were sent together have waited together. Only GET may be repeated then.
-            if request.verb != "GET" or not (sent or _broke(error)):
+            answer = self._send(request) if sent is None else self._send_once(request, sent)
+            return self._read(request, answer, deadline)
+        except (ApiUnreachableError, UnauthorizedError) as error:
+            if isinstance(error, ApiUnreachableError):
+                self._connection.close()  # idle connections most likely failed in the same way
+            # The server may close a kept-alive connection in the moment of its use, and a NAT may drop it. Requests
+            # sent together fail together; the first repeat renews the credentials for all. Only GET is repeated.
+            if request.verb != "GET" or not (sent or _broke(error)) or time.monotonic() >= deadline:
                 raise
             return self._read(request, self._send(request), deadline)
 
     def _sent(self, request: "_Request") -> Receive:
-        """Send without waiting. The answer must arrive within one wait, counted from here, so that several requests
-        wait at the same time."""
+        """Send without waiting for the answer. It must arrive within one wait, counted from here, so that several
+        requests wait at the same time."""
         try:
             limits = self._limits(request)
             return self._ask(request, replace(limits, deadline=time.monotonic() + limits.left_s(limits.read_s)))
@@ -179,11 +181,11 @@ class RestClient:
         except KubernetesApiError as error:
             return error
 
-    def _send(self, request: "_Request", sent: Receive | None = None) -> HttpAnswer:
+    def _send(self, request: "_Request") -> HttpAnswer:
         """An answer with a good status and an unread body. After a 401 or an unaccepted certificate, credentials and CA
         are read again, once: both are rotated while this process runs."""
         try:
-            return self._send_once(request, sent)
+            return self._send_once(request)
         except UnauthorizedError as refused:
             try:
                 self._connection.renew()

@@ -319,7 +319,7 @@ class Api:
         headers = {"Content-Type": "application/json", **self._connection.auth_headers()}
         limits = RequestLimits(connect_s=5.0, read_s=60.0)
         target = f"{path}?fieldValidation=Ignore"
-        answer = self._connection.request("POST", target, headers, body.replace(b'"@"', value or b'"@"'), limits)
+        answer = self._connection.send("POST", target, headers, body.replace(b'"@"', value or b'"@"'), limits)()
         text = b"".join(iter(lambda: answer.read_some(1 << 16), b""))
         answer.close()
         if answer.status >= 300:

@@ -264,9 +264,31 @@ def test_requests_are_sent_before_their_answers_are_awaited(tmp_path: Path) -> N
 
 def test_a_refusal_is_the_answer_and_is_not_asked_for_twice(tmp_path: Path) -> None:
     with ScriptedServer(lambda x: x.json({"reason": "NotFound"}, status=404)) as server:
-        (found,) = client(server, tmp_path).get_all(["/a"])
-        assert isinstance(found, NotFoundError)
-        assert len(server.requests) == 1
+        found = client(server, tmp_path).get_all(["/a", "/b"])
+        assert all(isinstance(each, NotFoundError) for each in found)
+        assert len(server.requests) == 2
+
+
+def test_requests_sent_together_renew_the_credentials_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """An exec plugin takes seconds."""
+    caplog.set_level("INFO")
+
+    def script(x: Exchange) -> None:
+        good = x.seen.headers["authorization"] == "Bearer new"
+        x.json({}) if good else x.json(status(401, "Unauthorized"), 401)
+
+    with ScriptedServer(script) as server:
+        rest, token = in_cluster(server, tmp_path, "old")
+        token.write_text("new\n")
+        assert rest.get_all(["/a", "/b", "/c"]) == [{}, {}, {}]
+    assert [seen.headers["authorization"] for seen in server.requests].count("Bearer new") == 3
+    assert caplog.messages.count("credentials read again") == 1
+
+
+def test_a_deadline_that_is_over_leaves_the_first_error(tmp_path: Path) -> None:
+    with ScriptedServer(lambda x: x.hang()) as server:
+        (found,) = client(server, tmp_path).get_all(["/a"], within_s=0.2)
+        assert "the answer did not end in time" in str(found)
 
 
 @pytest.mark.parametrize("reading", ["one", "several"])
