@@ -36,8 +36,8 @@ def test_each_share_shows_its_own_use_and_the_gpu_adds_up(cluster: Cluster, name
     exporter = node.exporter
 
     def seen(wanted: dict[str, int]) -> str | None:
-        used = {pod: device["usedBytes"] / GIB for pod, device in claims(exporter).items()}
-        return None if used == wanted else f"{used}; {exporter.log_tail(3)}"
+        used = {pod: device["usedBytes"] for pod, device in claims(exporter).items()}  # None while it is unknown
+        return None if used == {pod: gib * GIB for pod, gib in wanted.items()} else f"{used}; {exporter.log_tail(3)}"
 
     wanted = {"modest": 8, "greedy": 20, "sleepy": 0}
     cluster.wait(lambda: seen(wanted), TIMEOUT_S, "the exporter to see all shares")
