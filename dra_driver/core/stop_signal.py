@@ -5,7 +5,7 @@ from queue import Empty, SimpleQueue
 
 
 class StopSignal:
-    """Takes SIGTERM and SIGINT of this process from its creation on; create it in the main thread.
+    """Handles SIGTERM and SIGINT of this process. Create it in the main thread.
 
     Not an Event: its lock is not reentrant, and a handler that interrupts the main thread inside ``wait`` would
     deadlock. ``SimpleQueue.put`` is safe in signal handlers.

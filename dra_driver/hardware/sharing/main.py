@@ -4,7 +4,6 @@ the node process to stay small."""
 import argparse
 import logging
 import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -135,15 +134,14 @@ def run(args: argparse.Namespace) -> int:
     root = Path(settings.kubelet_plugins_dir) / settings.driver_name / FOLDER
     if args.check:
         return _check(root)
+    from dra_driver.core.stop_signal import StopSignal
     from dra_driver.core.telemetry import logs
     from dra_driver.hardware.driver_root.search import Detector
     from dra_driver.hardware.sharing.control import ControlProgram
     from dra_driver.hardware.sharing.host import MpsHost
 
     logs.configure(settings.log_format, settings.log_level)
-    over: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _: over.append(received))
+    stop = StopSignal()
     detector = Detector(settings.host_root)
     program = ControlProgram(
         root=settings.driver_root or (lambda: detector.current().here("/")),
@@ -151,7 +149,7 @@ def run(args: argparse.Namespace) -> int:
         users="all" if settings.users == "all" else "one",
     )
     host = MpsHost(root, program, _memory(settings))
-    host.run(lambda: bool(over))
+    host.run(lambda: stop.wait(0.0))
     logging.shutdown()
     return 0
 
